@@ -4,18 +4,18 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 /// Memory of one field of a batch, for `numpy.asarray`: not copied, writable, and kept as long as the result lives.
-#[pyclass(frozen, module = "coprep._coprep")]
-pub(crate) struct Array {
+#[pyclass(frozen, name = "Array", module = "coprep._coprep")]
+pub(crate) struct PyArray {
     array: coprep_client::Array,
     /// Rows whose values are larger than a row of the array, with these values.
-    large: Vec<(u32, Py<Array>)>,
+    large: Vec<(u32, Py<PyArray>)>,
 }
 
-impl Array {
+impl PyArray {
     pub(crate) fn new(py: Python<'_>, mut array: coprep_client::Array) -> PyResult<Self> {
         let large = std::mem::take(&mut array.large).into_iter();
-        let large = large.map(|(row, value)| Ok((row, Py::new(py, Array::new(py, value)?)?)));
-        Ok(Array {
+        let large = large.map(|(row, value)| Ok((row, Py::new(py, PyArray::new(py, value)?)?)));
+        Ok(PyArray {
             large: large.collect::<PyResult<_>>()?,
             array,
         })
@@ -23,7 +23,7 @@ impl Array {
 }
 
 #[pymethods]
-impl Array {
+impl PyArray {
     /// Name of the field: `image`, `label` or `index`.
     #[getter]
     fn name(&self) -> &str {
@@ -32,7 +32,7 @@ impl Array {
 
     /// Rows whose values are larger than a row of this array, with these values. They do not lie in the array itself.
     #[getter]
-    fn large(&self, py: Python<'_>) -> Vec<(u32, Py<Array>)> {
+    fn large(&self, py: Python<'_>) -> Vec<(u32, Py<PyArray>)> {
         let large = self.large.iter();
         large
             .map(|(row, value)| (*row, value.clone_ref(py)))

@@ -2,36 +2,35 @@
 
 use std::path::PathBuf;
 
-use coprep_client::connection::ConnectOptions;
 use coprep_client::control;
 use coprep_protocol::message::{CacheRequest, Warm, WarmProgress};
 use coprep_protocol::size;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::errors::{raise, signals};
-use crate::loader::{cache_form, program};
-use crate::pipeline::Pipeline;
-use crate::place;
+use crate::connect::{coordinator_paths, start_or_find};
+use crate::errors::raise;
+use crate::options::cache_form;
+use crate::pipeline::PyPipeline;
 
 /// Returns the coordinator's status as JSON.
 #[pyfunction]
 #[pyo3(signature = (socket=None, slow=0))]
 pub(crate) fn status(py: Python<'_>, socket: Option<PathBuf>, slow: u32) -> PyResult<String> {
     let status = py
-        .detach(|| coprep_client::control::status(&place(socket), slow))
+        .detach(|| coprep_client::control::status(&coordinator_paths(socket), slow))
         .map_err(raise)?;
     serde_json::to_string(&status).map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
-/// Fills the cache of a native pipeline, and starts a coordinator if there is none. Calls `tell` with the progress, as
-/// JSON, several times a second. Returns the last progress.
+/// Fills the cache of a native pipeline, and starts a coordinator if there is none. Calls `report` with the
+/// progress, as JSON, several times a second. Returns the last progress.
 #[pyfunction]
-#[pyo3(signature = (pipeline, tell, *, socket=None, cache=None, cache_bytes=None))]
+#[pyo3(signature = (pipeline, report, *, socket=None, cache=None, cache_bytes=None))]
 pub(crate) fn warm(
     py: Python<'_>,
-    pipeline: &Pipeline,
-    tell: Py<PyAny>,
+    pipeline: &PyPipeline,
+    report: Py<PyAny>,
     socket: Option<PathBuf>,
     cache: Option<&str>,
     cache_bytes: Option<u64>,
@@ -44,22 +43,18 @@ pub(crate) fn warm(
             ..CacheRequest::default()
         },
     };
-    let how = ConnectOptions {
-        program: program(py),
-        interrupt_check: signals(),
-        ..ConnectOptions::start("coprep warm")
-    };
-    let mut told = Ok(());
+    let connect = start_or_find(py, "coprep warm");
+    let mut reported = Ok(());
     let done = py.detach(|| {
-        control::warm_with(&place(socket), &how, request, |progress| {
-            // After an exception in `tell`, it is not called again; the exception is raised when the warm-up ends.
-            if told.is_ok() {
+        control::warm_with(&coordinator_paths(socket), &connect, request, |progress| {
+            // After an exception in `report`, it is not called again; the exception is raised when the warm-up ends.
+            if reported.is_ok() {
                 let json = serde_json::to_string(progress).unwrap_or_default();
-                told = Python::attach(|py| tell.call1(py, (json,)).map(drop));
+                reported = Python::attach(|py| report.call1(py, (json,)).map(drop));
             }
         })
     });
-    told?;
+    reported?;
     as_json(&done.map_err(raise)?)
 }
 
@@ -67,7 +62,7 @@ pub(crate) fn warm(
 #[pyfunction]
 #[pyo3(signature = (stream, socket=None))]
 pub(crate) fn keep_warm(py: Python<'_>, stream: u64, socket: Option<PathBuf>) -> PyResult<String> {
-    let kept = py.detach(|| control::keep_warm(&place(socket), stream));
+    let kept = py.detach(|| control::keep_warm(&coordinator_paths(socket), stream));
     as_json(&kept.map_err(raise)?)
 }
 
@@ -79,7 +74,7 @@ fn as_json(progress: &WarmProgress) -> PyResult<String> {
 #[pyfunction]
 #[pyo3(signature = (socket=None))]
 pub(crate) fn stop(py: Python<'_>, socket: Option<PathBuf>) -> PyResult<u32> {
-    py.detach(|| coprep_client::control::stop(&place(socket)))
+    py.detach(|| coprep_client::control::stop(&coordinator_paths(socket)))
         .map_err(raise)
 }
 

@@ -5,6 +5,9 @@
 //! | `pipeline` | sources and operators, as an immutable builder |
 //! | `operators` | arguments of operators from Python, and the same calls back for pickles |
 //! | `loader` | one rank of a job: epochs, batches, state |
+//! | `options` | the loader's options, read from Python's named tuples |
+//! | `preparation` | announcement of a dataset before its loader is used |
+//! | `connect` | the coordinator's paths, and the program that starts it |
 //! | `array` | a field of a batch, through NumPy's array interface |
 //! | `control` | status, stop, warm-up |
 //! | `worker` | a worker process's end of its socket, and its random keys |
@@ -28,33 +31,32 @@
 #![forbid(unsafe_code)]
 
 mod array;
+mod connect;
 mod control;
 mod errors;
 mod loader;
 mod operators;
+mod options;
 mod pipeline;
+mod preparation;
 mod worker;
 
-use coprep_protocol::paths::CoordinatorPaths;
 use pyo3::prelude::*;
-
-/// Returns the coordinator's paths: at the given socket, or as the environment selects.
-fn place(socket: Option<std::path::PathBuf>) -> CoordinatorPaths {
-    socket.map_or_else(CoordinatorPaths::from_env, CoordinatorPaths::at)
-}
 
 #[pymodule(gil_used = false)]
 mod _coprep {
     #[pymodule_export]
-    use crate::array::Array;
+    use crate::array::PyArray;
     #[pymodule_export]
     use crate::control::{keep_warm, parse_size, status, stop, warm};
     #[pymodule_export]
-    use crate::loader::{Loader, Preparation};
+    use crate::loader::PyLoader;
     #[pymodule_export]
-    use crate::pipeline::{Pipeline, files, image_folder, restore, user_dataset};
+    use crate::pipeline::{PyPipeline, files, image_folder, restore, user_dataset};
     #[pymodule_export]
-    use crate::worker::{WorkerLink, keep_freed_memory, sample_key};
+    use crate::preparation::PyPreparation;
+    #[pymodule_export]
+    use crate::worker::{SampleTask, WorkerLink, keep_freed_memory, sample_key};
     use pyo3::prelude::*;
 
     #[pymodule_init]

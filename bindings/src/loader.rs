@@ -1,145 +1,49 @@
 //! One rank of a job, for Python.
 
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use coprep_client::connection::ConnectOptions;
 use coprep_client::loader::LoaderOptions;
-use coprep_client::{Error, Event, Loader as Client, SLICE};
+use coprep_client::{Error, Event, Loader, SLICE};
 use coprep_protocol::id_set;
-use coprep_protocol::message::{
-    Attach, CacheForm, CacheRequest, CohortRequest, DrawsRequest, ResumePoint, SampleError,
-    UserCode,
-};
+use coprep_protocol::message::SampleError;
 use coprep_protocol::nap::nap;
 use coprep_protocol::spec::{Field, NUMBER};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
-use roaring::RoaringBitmap;
 
-use crate::array::Array;
+use crate::array::PyArray;
+use crate::connect::{coordinator_paths, program};
 use crate::errors::{raise, signals, warnings};
-use crate::pipeline::Pipeline;
-use crate::place;
+use crate::options::{PythonOptions, RankOption, ResumeFrom, ids_of};
+use crate::pipeline::PyPipeline;
+use crate::preparation::{Launch, PyPreparation};
 
 /// Longest time to find a coordinator again, or to start one.
 const RECONNECT: Duration = Duration::from_secs(60);
 
-/// Returns the path of the `coprep` command of this Python environment.
-pub(crate) fn program(py: Python<'_>) -> Option<PathBuf> {
-    let scripts = py
-        .import("sysconfig")
-        .and_then(|m| m.call_method1("get_path", ("scripts",)));
-    scripts
-        .and_then(|path| path.extract::<PathBuf>())
-        .ok()
-        .map(|folder| folder.join("coprep"))
-}
-
-/// State to resume: epoch, samples given in it, seed, samples of the dataset, order of the epoch.
-type ResumeFrom = (u64, Vec<u8>, u64, u32, Option<Vec<u8>>);
-/// State to resume, and whether it covers all ranks.
-type RankedResume<'py> = (
-    u64,
-    Bound<'py, PyBytes>,
-    u64,
-    u32,
-    Option<Bound<'py, PyBytes>>,
-    bool,
-);
-
-/// Reads native-endian 32-bit ids.
-fn ids_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
-    let ids = bytes.as_chunks::<4>().0.iter();
-    ids.map(|&id| u32::from_ne_bytes(id))
-}
-
 /// The native part of `coprep.DataLoader`, which has checked the arguments.
-#[pyclass(frozen, module = "coprep._coprep")]
-pub(crate) struct Loader {
-    client: Arc<Client>,
-    /// Whether the job has other ranks.
+#[pyclass(frozen, name = "Loader", module = "coprep._coprep")]
+pub(crate) struct PyLoader {
+    client: Arc<Loader>,
+    /// `true` if the job has other ranks, which wait for this one until it leaves.
     has_others: bool,
 }
 
-pub(crate) fn cache_form(name: Option<&str>) -> PyResult<Option<CacheForm>> {
-    match name {
-        None => Ok(None),
-        Some("off") => Ok(Some(CacheForm::Off)),
-        Some("encoded") => Ok(Some(CacheForm::Encoded)),
-        Some("decoded") => Ok(Some(CacheForm::Decoded)),
-        Some("auto") => Ok(Some(CacheForm::Auto)),
-        Some("prepared") => Ok(Some(CacheForm::Prepared)),
-        Some(other) => Err(PyValueError::new_err(format!(
-            "unknown form of cache '{other}'"
-        ))),
-    }
-}
-
-/// Way to run workers.
-#[derive(FromPyObject)]
-pub(crate) struct Launch {
-    command: Vec<Vec<u8>>,
-    environment: Vec<(Vec<u8>, Vec<u8>)>,
-    directory: Vec<u8>,
-    workers: u32,
-    patience_ms: u64,
-    process: String,
-    prelude: String,
-}
-
-impl From<Launch> for UserCode {
-    fn from(launch: Launch) -> Self {
-        UserCode {
-            command: launch.command,
-            environment: launch.environment,
-            directory: launch.directory,
-            workers: launch.workers,
-            patience_ms: launch.patience_ms,
-            process: launch.process,
-            prelude: launch.prelude,
-        }
-    }
-}
-
-/// Announces a dataset, so that the coordinator imports its modules early, as long as this object lives.
-#[pyclass(frozen, module = "coprep._coprep")]
-pub(crate) struct Preparation {
-    /// `None` once a loader has taken it over.
-    client: Mutex<Option<coprep_client::Preparation>>,
-}
-
-impl Preparation {
-    fn take(&self) -> Option<coprep_client::Preparation> {
-        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
-        client.take()
-    }
-}
-
-#[pymethods]
-impl Preparation {
-    /// Returns at once and never fails. The connection is made in the background.
-    #[new]
-    #[pyo3(signature = (launch, *, dataset, name, socket))]
-    fn new(
-        py: Python<'_>,
-        launch: Launch,
-        dataset: String,
-        name: String,
-        socket: Option<PathBuf>,
-    ) -> Self {
-        let how = ConnectOptions {
-            program: program(py),
-            ..ConnectOptions::start(name)
-        };
-        let client = coprep_client::Preparation::begin(place(socket), how, launch.into(), dataset);
-        Preparation {
-            client: Mutex::new(Some(client)),
-        }
-    }
+/// The state of a job, which Python gets as a dictionary.
+#[derive(IntoPyObject)]
+struct JobState<'py> {
+    epoch: u64,
+    /// Ids that were given in the epoch, as a Roaring bitmap in its portable format.
+    delivered: Bound<'py, PyBytes>,
+    seed: u64,
+    /// Samples of the dataset.
+    samples: u32,
+    /// Ids of the epoch in their order, native-endian, 32 bits each, if the job proposed its order.
+    order: Option<Bound<'py, PyBytes>>,
+    /// `true` if the ids are those of all ranks of the job.
+    all_ranks: bool,
 }
 
 /// Warns in the job, once, that samples are left out. If the user turns warnings into errors, the warning raises.
@@ -157,15 +61,10 @@ fn warn_skipped(py: Python<'_>, example: SampleError) -> PyResult<()> {
     Ok(())
 }
 
-fn floats(bytes: &[u8]) -> Vec<f64> {
-    let words = bytes.as_chunks::<8>().0.iter();
-    words.map(|&word| f64::from_ne_bytes(word)).collect()
-}
-
-/// Asks Python for the packed dataset.
-fn packed(give: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
+/// Asks Python for the packed dataset. An exception ends the wait of the loader, which raises it.
+fn packed(pack: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
     let bytes = Python::attach(|py| {
-        give.call0(py)?
+        pack.call0(py)?
             .extract::<PyBackedBytes>(py)
             .map_err(PyErr::from)
     });
@@ -174,130 +73,63 @@ fn packed(give: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
 }
 
 #[pymethods]
-impl Loader {
-    /// Creates a loader.
+impl PyLoader {
+    /// Creates a loader, which has not attached yet.
     ///
-    /// - `subset`: native-endian 32-bit unsigned ids, as bytes.
-    /// - `draws`: number of draws of an epoch, and native-endian 64-bit weights, as bytes, unless all samples are
-    ///   equally likely.
-    /// - `resume`: (epoch, delivered, seed, samples, order).
-    /// - `is_told`: whether the order of each epoch is told, as bytes like those of `subset`.
-    /// - `code`: way to run workers, and a function that returns the packed dataset.
+    /// - `options`: a `coprep._options.JobOptions`.
+    /// - `rank_id`: a `coprep._ranks.RankId`.
+    /// - `resume`: a `coprep._options.ResumeFrom`.
+    /// - `code`: the start of worker processes, and a function that returns the packed dataset.
     /// - `preparation`: an announcement, which the loader takes over.
     #[new]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "they are the data loader's, by keyword"
-    )]
-    #[pyo3(signature = (
-        pipeline, *, name, socket, timeout, batch_size, shuffle, draws, relaxed, seed, drop_last, rank, world_size, group,
-        skip_errors, subset, mask_samples, cohort, is_told, cache, cache_bytes, lru, reuse, resume, code, preparation
-    ))]
+    #[pyo3(signature = (pipeline, options, *, rank_id, resume, code, preparation))]
     fn new(
         py: Python<'_>,
-        pipeline: &Pipeline,
-        name: String,
-        socket: Option<PathBuf>,
-        timeout: f64,
-        batch_size: u32,
-        shuffle: bool,
-        draws: Option<(u32, Option<PyBackedBytes>)>,
-        relaxed: bool,
-        seed: Option<u64>,
-        drop_last: bool,
-        rank: u32,
-        world_size: u32,
-        group: String,
-        skip_errors: bool,
-        subset: Option<&[u8]>,
-        mask_samples: Option<u32>,
-        cohort: Option<(String, u32)>,
-        is_told: bool,
-        cache: Option<&str>,
-        cache_bytes: Option<u64>,
-        lru: bool,
-        reuse: u32,
-        resume: Option<ResumeFrom>,
+        pipeline: &PyPipeline,
+        options: &Bound<'_, PyAny>,
+        rank_id: &Bound<'_, PyAny>,
+        resume: Option<&Bound<'_, PyAny>>,
         code: Option<(Launch, Py<PyAny>)>,
-        preparation: Option<Bound<'_, Preparation>>,
+        preparation: Option<Bound<'_, PyPreparation>>,
     ) -> PyResult<Self> {
-        let (code, give) = code.map(|(launch, give)| (launch.into(), give)).unzip();
-        let ids = |bytes: &[u8]| -> RoaringBitmap { ids_of(bytes).collect() };
-        let (resume, order) = resume
-            .map(|(epoch, delivered, seed, samples, order)| {
-                ((epoch, delivered, seed, samples), order)
-            })
-            .unzip();
-        let attach = Attach {
-            pipeline: pipeline.spec.clone(),
-            code,
-            seed,
-            seed_hint: resume.as_ref().map(|&(_, _, seed, _)| seed),
-            shuffle,
-            draws: draws.map(|(count, weights)| DrawsRequest {
-                count,
-                weights: weights.map(|bytes| floats(&bytes)),
-            }),
-            is_told,
-            knows_order_of: None,
-            relaxed,
-            cache: CacheRequest {
-                form: cache_form(cache)?,
-                bytes: cache_bytes,
-                lru,
-                reuse,
-            },
-            batch_size,
-            drop_last,
-            rank,
-            world_size,
-            group,
-            subset: subset.map(|bytes| id_set::serialize(&ids(bytes))),
-            // A state knows the length of its dataset. Without one, a mask may.
-            dataset_samples: resume.as_ref().map_or(mask_samples, |r| Some(r.3)),
-            resume: resume.map(|(epoch, delivered, _, _)| ResumePoint {
-                epoch,
-                delivered,
-                batches: 0,
-                is_done: false,
-                skipped: Vec::new(),
-            }),
-            cohort: cohort.map(|(name, size)| CohortRequest { name, size }),
-            skip_errors,
-            tokens: Vec::new(),
-            told: None,
-            departed: Vec::new(),
-            has_begun: false,
-        };
-        let options = LoaderOptions {
-            place: place(socket),
-            name,
+        let mut options = PythonOptions::read(options)?;
+        let rank = RankOption::read(rank_id)?;
+        let mut resume = resume.map(ResumeFrom::read).transpose()?;
+        let (launch, pack) = code.unzip();
+        let has_others = rank.world_size > 1;
+        let order = resume.as_mut().and_then(|resume| resume.order.take());
+        let client = Loader::new(LoaderOptions {
+            place: coordinator_paths(options.socket.take()),
+            name: std::mem::take(&mut options.name),
             program: program(py),
-            attach,
-            code: give
-                .map(|give| Arc::new(move || packed(&give)) as Arc<coprep_client::loader::Code>),
             // Infinity, or a number beyond the range, means no limit.
-            timeout: Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX),
+            timeout: Duration::try_from_secs_f64(options.timeout).unwrap_or(Duration::MAX),
+            attach: options.attach_request(
+                pipeline.spec.clone(),
+                rank,
+                resume,
+                launch.map(Launch::into),
+            ),
+            code: pack
+                .map(|pack| Arc::new(move || packed(&pack)) as Arc<coprep_client::loader::Code>),
             reconnect: RECONNECT,
             interrupt_check: signals(),
             notice: warnings(),
-        };
-        let client = Client::new(options).map_err(raise)?;
-        if let Some(order) = order.flatten() {
+        })
+        .map_err(raise)?;
+        if let Some(order) = order {
             let ids = ids_of(&order).collect();
             client.resume_order(ids).map_err(raise)?;
         }
-        let prepared = preparation.and_then(|preparation| preparation.get().take());
+        let prepared = preparation.and_then(|preparation| preparation.get().hand_over());
         if let Some(prepared) = prepared {
             client.use_preparation(prepared).map_err(raise)?;
         }
-        Ok(Loader {
-            client,
-            has_others: world_size > 1,
-        })
+        Ok(PyLoader { client, has_others })
     }
 
-    /// Begins an epoch and returns its number. `order` has the ids of its samples, 32 bits each, if the order is told.
+    /// Begins an epoch and returns its number. `order` has the ids of its samples, 32 bits each, if this
+    /// job proposes the order.
     #[pyo3(signature = (order=None))]
     fn start_epoch(&self, py: Python<'_>, order: Option<&[u8]>) -> PyResult<u64> {
         let order = order.map(|bytes| ids_of(bytes).collect());
@@ -306,12 +138,12 @@ impl Loader {
     }
 
     /// Returns the next batch, one array per field, or `None` when the epoch has ended.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<Vec<Array>>> {
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Vec<PyArray>>> {
         loop {
             match py.detach(|| self.client.next(nap(SLICE))).map_err(raise)? {
                 Event::Batch(batch) => {
                     let arrays = batch.arrays().into_iter();
-                    let arrays = arrays.map(|array| Array::new(py, array));
+                    let arrays = arrays.map(|array| PyArray::new(py, array));
                     return Ok(Some(arrays.collect::<PyResult<_>>()?));
                 }
                 Event::EndOfEpoch => return Ok(None),
@@ -350,21 +182,21 @@ impl Loader {
         Ok(info)
     }
 
-    /// Returns (epoch, delivered, seed, samples of the dataset, order, whether it covers all ranks), for `resume`.
-    fn state<'py>(&self, py: Python<'py>) -> PyResult<RankedResume<'py>> {
+    /// Returns the state of the job. All of it but `all_ranks` makes a `coprep._options.ResumeFrom`.
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<JobState<'py>> {
         let state = py.detach(|| self.client.state()).map_err(raise)?;
-        let delivered = PyBytes::new(py, &id_set::serialize(&state.delivered));
-        Ok((
-            state.epoch,
-            delivered,
-            state.seed,
-            state.dataset_samples,
-            state.order.map(|ids| {
-                let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_ne_bytes()).collect();
-                PyBytes::new(py, &bytes)
-            }),
-            state.all_ranks,
-        ))
+        let order = state.order.map(|ids| {
+            let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_ne_bytes()).collect();
+            PyBytes::new(py, &bytes)
+        });
+        Ok(JobState {
+            epoch: state.epoch,
+            delivered: PyBytes::new(py, &id_set::serialize(&state.delivered)),
+            seed: state.seed,
+            samples: state.dataset_samples,
+            order,
+            all_ranks: state.all_ranks,
+        })
     }
 
     /// Returns the epoch that is being iterated, or the next one.
@@ -396,7 +228,7 @@ impl Loader {
     }
 }
 
-impl Drop for Loader {
+impl Drop for PyLoader {
     /// A rank whose loader is dropped has left the job, and the other ranks have to know.
     fn drop(&mut self) {
         if self.has_others {

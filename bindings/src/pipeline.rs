@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use coprep_client::connection::ConnectOptions;
 use coprep_client::control;
 use coprep_protocol::dataset_path;
 use coprep_protocol::operators::check_next;
@@ -14,9 +13,9 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::errors::{raise, signals};
+use crate::connect::{coordinator_paths, start_or_find};
+use crate::errors::raise;
 use crate::operators::{self, SizeArgument, calls, number, numbers};
-use crate::place;
 
 /// A source of images, and the operators that prepare one.
 ///
@@ -28,9 +27,9 @@ use crate::place;
 /// The result of the operators before the first random one can be cached as the decoded form.
 ///
 /// >>> coprep.ImageFolder("data/train").decode().random_resized_crop(224).random_horizontal_flip()
-#[pyclass(frozen, module = "coprep")]
+#[pyclass(frozen, name = "Pipeline", module = "coprep")]
 #[derive(Clone)]
-pub(crate) struct Pipeline {
+pub(crate) struct PyPipeline {
     pub(crate) spec: PipelineSpec,
 }
 
@@ -47,9 +46,9 @@ fn text(path: PathBuf) -> PyResult<String> {
 
 /// Returns the images of a folder with one subfolder per class.
 #[pyfunction]
-pub(crate) fn image_folder(py: Python<'_>, root: PathBuf) -> PyResult<Pipeline> {
+pub(crate) fn image_folder(py: Python<'_>, root: PathBuf) -> PyResult<PyPipeline> {
     let root = text(py.detach(|| dataset_path::folder(&root))?)?;
-    Ok(Pipeline {
+    Ok(PyPipeline {
         spec: PipelineSpec {
             source: Source::ImageFolder { root },
             ops: Vec::new(),
@@ -64,7 +63,7 @@ pub(crate) fn files(
     py: Python<'_>,
     paths: Vec<PathBuf>,
     labels: Option<Vec<i64>>,
-) -> PyResult<Pipeline> {
+) -> PyResult<PyPipeline> {
     let labels = labels.unwrap_or_default();
     if !labels.is_empty() && labels.len() != paths.len() {
         let text = format!(
@@ -77,7 +76,7 @@ pub(crate) fn files(
     let paths = py.detach(|| dataset_path::files(&paths))?;
     let paths = paths.into_iter().map(text).collect::<PyResult<_>>()?;
     let source = Source::Files(FileList { paths, labels });
-    Ok(Pipeline {
+    Ok(PyPipeline {
         spec: PipelineSpec {
             source,
             ops: Vec::new(),
@@ -96,7 +95,7 @@ pub(crate) fn user_dataset(
     split: bool,
     in_job: bool,
     is_iterated: bool,
-) -> Pipeline {
+) -> PyPipeline {
     let parts = |parts: Vec<(String, [u8; 16])>| {
         let part = |(name, hash)| IdentityPart {
             name,
@@ -113,7 +112,7 @@ pub(crate) fn user_dataset(
         in_job,
         is_iterated,
     });
-    Pipeline {
+    PyPipeline {
         spec: PipelineSpec {
             source,
             ops: Vec::new(),
@@ -121,13 +120,13 @@ pub(crate) fn user_dataset(
     }
 }
 
-impl Pipeline {
+impl PyPipeline {
     fn with(&self, op: Op) -> PyResult<Self> {
         // The check is made here, so that the traceback shows the call that is wrong.
         check_next(&self.spec.ops, &op).map_err(PyValueError::new_err)?;
         let mut spec = self.spec.clone();
         spec.ops.push(op);
-        Ok(Pipeline { spec })
+        Ok(PyPipeline { spec })
     }
 
     fn describe(&self, py: Python<'_>, socket: Option<PathBuf>) -> PyResult<control::Description> {
@@ -136,18 +135,14 @@ impl Pipeline {
             source: self.spec.source.clone(),
             ops: Vec::new(),
         };
-        let how = ConnectOptions {
-            program: crate::loader::program(py),
-            interrupt_check: signals(),
-            ..ConnectOptions::start("coprep")
-        };
-        py.detach(|| control::describe(&place(socket), &how, source))
+        let connect = start_or_find(py, "coprep");
+        py.detach(|| control::describe(&coordinator_paths(socket), &connect, source))
             .map_err(raise)
     }
 }
 
 #[pymethods]
-impl Pipeline {
+impl PyPipeline {
     /// Decodes JPEG, PNG or WebP to 8-bit RGB, as `PIL.Image.convert("RGB")` does. Must come first.
     ///
     /// Args:

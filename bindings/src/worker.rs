@@ -22,8 +22,8 @@ use pyo3::exceptions::{PyConnectionResetError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// Share of all time, as its inverse, below which time off the processor is not investigated.
-const HARDLY: u64 = 32;
+/// Inverse of the share of the time that a thread must have been off its processor for the reason to be looked up.
+const SMALLEST_SHARE_OFF: u64 = 32;
 
 /// The state of a worker's connection. It is used by one thread.
 #[pyclass]
@@ -34,41 +34,64 @@ pub(crate) struct WorkerLink {
     /// Seed of the stream.
     seed: u64,
     incoming: Incoming,
-    /// Messages that came while the worker waited for an answer.
-    early: VecDeque<Vec<u8>>,
+    /// Messages that came while the worker waited for an answer. They are handled after it.
+    deferred: VecDeque<Vec<u8>>,
     chunk: CurrentChunk,
     /// Clocks of the sample that is being made.
-    now: Clocks,
-    /// Nanoseconds of samples that are written but not reported yet: all of them, and those off the processor.
-    wall: u64,
-    off: u64,
-    queue: RunQueue,
+    clocks: SampleClocks,
+    /// Nanoseconds that it took to make the samples that are written but not reported yet.
+    unreported_wall: u64,
+    /// Part of `unreported_wall` in which this thread was off the processor.
+    unreported_off: u64,
+    run_queue: RunQueue,
 }
 
+/// A sample to make, for Python.
+#[pyclass(frozen, get_all, module = "coprep._coprep")]
+pub(crate) struct SampleTask {
+    /// `True` for the first sample of its chunk.
+    is_first: bool,
+    /// Sample id, which is the position in the dataset.
+    id: u32,
+    /// Buffer and slot to write to. `None` if `WorkerLink.wait_for_slot` has to ask for them.
+    slot: Option<(u32, u32)>,
+    /// `True` if the deterministic part is to be kept in the scratch file, for the cache.
+    keep: bool,
+    /// Key of the sample's random numbers.
+    key: u64,
+    /// Offset of the cached deterministic part in the scratch file.
+    cached_at: u64,
+    /// Bytes of the cached deterministic part. 0 if it is not cached.
+    cached_size: u64,
+    /// Number of the visit of this sample, which the random numbers depend on.
+    visit: u64,
+}
+
+/// The samples that the coordinator has requested in one message.
 #[derive(Default)]
 struct CurrentChunk {
     number: u32,
     /// End of the cached values that came in the chunk's scratch file.
     end: u64,
-    orders: Vec<SampleRequest>,
+    requests: Vec<SampleRequest>,
     /// Number of requests that were looked at.
     seen: usize,
-    /// Whether a sample of the chunk was begun.
+    /// `true` once a sample of the chunk was begun.
     is_begun: bool,
-    /// Whether the coordinator knows that the chunk is finished.
+    /// `true` once the coordinator knows that the chunk is finished.
     is_ended: bool,
 }
 
-struct Clocks {
+struct SampleClocks {
     began: Instant,
     cpu: Duration,
-    /// Time at which the deterministic part was there.
+    /// Time at which the deterministic part was made.
     made: Option<Instant>,
 }
 
-impl Clocks {
+impl SampleClocks {
     fn start() -> Self {
-        Clocks {
+        SampleClocks {
             began: Instant::now(),
             cpu: thread_cpu(),
             made: None,
@@ -84,6 +107,7 @@ impl Clocks {
 
 /// Bytes of the length before each message.
 const LENGTH: usize = 4;
+
 #[pymethods]
 impl WorkerLink {
     /// Creates the link of a worker. `socket` is the descriptor of its socket. `task_table` is that of its task table,
@@ -92,18 +116,18 @@ impl WorkerLink {
     fn new(socket: RawFd, task_table: Option<RawFd>, seed: u64) -> PyResult<Self> {
         Ok(WorkerLink {
             socket,
-            task_table: task_table.map(open_worklist).transpose()?,
+            task_table: task_table.map(open_task_table).transpose()?,
             seed,
             incoming: Incoming::default(),
-            early: VecDeque::new(),
+            deferred: VecDeque::new(),
             chunk: CurrentChunk {
                 is_ended: true,
                 ..CurrentChunk::default()
             },
-            now: Clocks::start(),
-            wall: 0,
-            off: 0,
-            queue: RunQueue::new(),
+            clocks: SampleClocks::start(),
+            unreported_wall: 0,
+            unreported_off: 0,
+            run_queue: RunQueue::new(),
         })
     }
 
@@ -111,29 +135,30 @@ impl WorkerLink {
     /// coordinator is gone.
     fn next<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         loop {
-            while let Some(&order) = self.chunk.orders.get(self.chunk.seen) {
+            while let Some(&request) = self.chunk.requests.get(self.chunk.seen) {
                 self.chunk.seen += 1;
-                // `begin` fails for a sample that was withdrawn.
-                if self.list()?.begin(self.entry()) {
-                    self.now = Clocks::start();
+                // `begin` fails for a sample that the coordinator has revoked.
+                if self.task_table()?.begin(self.entry()) {
+                    self.clocks = SampleClocks::start();
                     let is_first = !std::mem::replace(&mut self.chunk.is_begun, true);
-                    return self.told(py, is_first, &order).map(Some);
+                    let task = self.sample_task(is_first, &request);
+                    return Ok(Some(Bound::new(py, task)?.into_any()));
                 }
             }
-            // The last sample was withdrawn or has raised, so `done` has not reported the end of the chunk.
+            // The last sample was revoked or has raised, so `report_done` has not reported the end of the chunk.
             if !self.chunk.is_ended {
-                self.report(py, true)?;
+                self.report_progress(py, true)?;
             }
-            let Some(message) = self.message(py)? else {
+            let Some(message) = self.next_message(py)? else {
                 return Ok(None);
             };
             match WorkerCommand::parse(&message).map_err(PyValueError::new_err)? {
-                WorkerCommand::Make(number, orders) => {
-                    let ends = orders.iter().map(|o| o.cached.0 + o.cached.1);
+                WorkerCommand::Make(number, requests) => {
+                    let ends = requests.iter().map(|r| r.cached.0 + r.cached.1);
                     self.chunk = CurrentChunk {
                         number,
                         end: ends.max().unwrap_or(0),
-                        orders,
+                        requests,
                         ..CurrentChunk::default()
                     };
                 }
@@ -147,24 +172,24 @@ impl WorkerLink {
         (self.chunk.number, self.chunk.end)
     }
 
-    /// Notes that the deterministic part of the sample is there.
-    fn made(&mut self) {
-        self.now.made = Some(Instant::now());
+    /// Notes that the deterministic part of the sample is made.
+    fn note_made(&mut self) {
+        self.clocks.made = Some(Instant::now());
     }
 
-    /// Returns buffer and slot for a sample that is made, or `None` if the coordinator is gone. The worker asks this
-    /// late so that a slow sample delays no minibatch.
-    fn place(&mut self, py: Python<'_>) -> PyResult<Option<(u32, u32)>> {
-        if let Some(place) = self.offered() {
-            return Ok(Some(place));
+    /// Returns buffer and slot for a sample that is made, or `None` if the coordinator is gone. The worker asks for
+    /// them only now, so that a slow sample delays no minibatch.
+    fn wait_for_slot(&mut self, py: Python<'_>) -> PyResult<Option<(u32, u32)>> {
+        if let Some(slot) = self.take_offer() {
+            return Ok(Some(slot));
         }
-        self.report(py, false)?;
-        self.say(py, b'W', &[])?;
+        self.report_progress(py, false)?;
+        self.send_about_sample(py, b'W', &[])?;
         // The next chunk may come before the answer. It is kept for later.
         while let Some(message) = self.receive(py)? {
             match WorkerCommand::parse(&message).map_err(PyValueError::new_err)? {
                 WorkerCommand::Place(buffer, slot) => return Ok(Some((buffer, slot))),
-                _ => self.early.push_back(message),
+                _ => self.deferred.push_back(message),
             }
         }
         Ok(None)
@@ -172,47 +197,48 @@ impl WorkerLink {
 
     /// Reports that the sample is written. `at` and `size` tell where in the scratch file its deterministic part lies,
     /// if that was kept. `blob` is the number of its bytes of no fixed size.
-    fn done(&mut self, py: Python<'_>, at: u64, size: u64, blob: u64) -> PyResult<()> {
+    fn report_done(&mut self, py: Python<'_>, at: u64, size: u64, blob: u64) -> PyResult<()> {
         let now = Instant::now();
-        let wall = nanos(now - self.now.began);
-        let cpu = nanos(thread_cpu().saturating_sub(self.now.cpu));
-        let made = self.now.made.unwrap_or(now);
+        let wall = nanos(now - self.clocks.began);
+        let cpu = nanos(thread_cpu().saturating_sub(self.clocks.cpu));
+        let made = self.clocks.made.unwrap_or(now);
         let written = Written {
             wall_ns: wall,
             cpu_ns: cpu,
-            dataset_ns: nanos(made - self.now.began),
+            dataset_ns: nanos(made - self.clocks.began),
             kept: (at, size),
             blob,
         };
-        self.list()?.write(self.entry(), &written);
-        self.wall += wall;
-        self.off += wall.saturating_sub(cpu);
-        if self.chunk.seen == self.chunk.orders.len() {
-            self.report(py, true)
+        self.task_table()?.write(self.entry(), &written);
+        self.unreported_wall += wall;
+        self.unreported_off += wall.saturating_sub(cpu);
+        // The coordinator finds the sample in the task table, so one message for the whole chunk is enough.
+        if self.chunk.seen == self.chunk.requests.len() {
+            self.report_progress(py, true)
         } else {
             Ok(())
         }
     }
 
-    /// Reports that the sample raised `what`, an exception as JSON.
-    fn raised(&mut self, py: Python<'_>, what: &[u8]) -> PyResult<()> {
-        self.report(py, false)?;
-        self.say(py, b'E', what)
+    /// Reports that the sample raised `exception`, which is JSON.
+    fn report_raised(&mut self, py: Python<'_>, exception: &[u8]) -> PyResult<()> {
+        self.report_progress(py, false)?;
+        self.send_about_sample(py, b'E', exception)
     }
 
     /// Asks where to write a sample of `size` bytes, which is larger than its slot, and waits until there is room.
     /// Returns the offset in the staging area, or `None` if the sample is not to be written and the next one follows.
-    fn room(&mut self, py: Python<'_>, size: u64) -> PyResult<Option<u64>> {
-        self.report(py, false)?;
-        self.say(py, b'L', &size.to_le_bytes())?;
+    fn wait_for_room(&mut self, py: Python<'_>, size: u64) -> PyResult<Option<u64>> {
+        self.report_progress(py, false)?;
+        self.send_about_sample(py, b'L', &size.to_le_bytes())?;
         let asked = Instant::now();
         while let Some(message) = self.receive(py)? {
             match WorkerCommand::parse(&message).map_err(PyValueError::new_err)? {
                 WorkerCommand::Room(at) => {
-                    self.now.leave_out(asked.elapsed());
+                    self.clocks.leave_out(asked.elapsed());
                     return Ok(at);
                 }
-                _ => self.early.push_back(message),
+                _ => self.deferred.push_back(message),
             }
         }
         Err(PyConnectionResetError::new_err("the coordinator is gone"))
@@ -225,8 +251,12 @@ impl WorkerLink {
 }
 
 impl WorkerLink {
-    fn list(&self) -> PyResult<&TaskTable> {
-        let missing = || PyValueError::new_err("samples to make, and no worklist");
+    fn task_table(&self) -> PyResult<&TaskTable> {
+        let missing = || {
+            PyValueError::new_err(
+                "the coordinator requests samples of a worker without a task table",
+            )
+        };
         self.task_table.as_ref().ok_or_else(missing)
     }
 
@@ -240,53 +270,54 @@ impl WorkerLink {
         entry(self.chunk.number, self.index())
     }
 
-    /// Returns the place that is offered for the sample that is being made, unless it was withdrawn.
-    fn offered(&self) -> Option<(u32, u32)> {
-        let order = self.chunk.orders.get(self.index() as usize)?;
-        let is_ours = order.is_offered && self.task_table.as_ref()?.take(self.entry());
-        order.place.filter(|_| is_ours)
+    /// Takes the slot that is offered for the sample that is being made, unless the offer was withdrawn.
+    fn take_offer(&self) -> Option<(u32, u32)> {
+        let request = self.chunk.requests.get(self.index() as usize)?;
+        let is_ours = request.is_offered && self.task_table.as_ref()?.take(self.entry());
+        request.place.filter(|_| is_ours)
     }
 
-    /// Returns the request as Python gets it: whether it is the first of its chunk, sample id, buffer and slot if they
-    /// are certain, whether to keep the deterministic part, key of the random numbers, offset and length of the cached
-    /// part, and visit.
-    fn told<'py>(
-        &self,
-        py: Python<'py>,
-        is_first: bool,
-        order: &SampleRequest,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let key = sample_key(self.seed, u64::from(order.id), order.visit);
-        let (at, size) = order.cached;
-        let place = order.place.filter(|_| !order.is_offered);
-        let visit = order.visit;
-        let told = (is_first, order.id, place, order.keep, key, at, size, visit);
-        Ok(told.into_pyobject(py)?.into_any())
+    fn sample_task(&self, is_first: bool, request: &SampleRequest) -> SampleTask {
+        let (cached_at, cached_size) = request.cached;
+        SampleTask {
+            is_first,
+            id: request.id,
+            // A slot that is only offered may be withdrawn while the sample is made.
+            slot: request.place.filter(|_| !request.is_offered),
+            keep: request.keep,
+            key: sample_key(self.seed, u64::from(request.id), request.visit),
+            cached_at,
+            cached_size,
+            visit: request.visit,
+        }
     }
 
     /// Reports that more samples are written, or that the chunk is finished.
-    fn report(&mut self, py: Python<'_>, ends_chunk: bool) -> PyResult<()> {
-        if self.wall == 0 && !ends_chunk {
+    fn report_progress(&mut self, py: Python<'_>, ends_chunk: bool) -> PyResult<()> {
+        if self.unreported_wall == 0 && !ends_chunk {
             return Ok(());
         }
+        let (wall, off) = (self.unreported_wall, self.unreported_off);
         let progress = WorkerProgress {
             ends_chunk,
-            queued_ns: self.queue.since(self.wall, self.off),
-            off_ns: self.off,
+            queued_ns: self.run_queue.queued_since_last(wall, off),
+            off_ns: off,
         };
         self.send(py, &framed(&[&progress.message()]))?;
-        (self.wall, self.off) = (0, 0);
+        (self.unreported_wall, self.unreported_off) = (0, 0);
         self.chunk.is_ended = ends_chunk;
         Ok(())
     }
 
     /// Sends a message about the sample that is being made.
-    fn say(&self, py: Python<'_>, kind: u8, what: &[u8]) -> PyResult<()> {
-        self.send(py, &framed(&[&[kind], &self.index().to_le_bytes(), what]))
+    fn send_about_sample(&self, py: Python<'_>, kind: u8, content: &[u8]) -> PyResult<()> {
+        let index = self.index().to_le_bytes();
+        self.send(py, &framed(&[&[kind], &index, content]))
     }
 
-    fn message(&mut self, py: Python<'_>) -> PyResult<Option<Vec<u8>>> {
-        match self.early.pop_front() {
+    /// Returns the next message, one that was deferred first, or `None` if the coordinator is gone.
+    fn next_message(&mut self, py: Python<'_>) -> PyResult<Option<Vec<u8>>> {
+        match self.deferred.pop_front() {
             Some(message) => Ok(Some(message)),
             None => self.receive(py),
         }
@@ -329,7 +360,7 @@ fn framed(parts: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Opens the task table by a descriptor of its own, so that the caller's stays open.
-fn open_worklist(file: RawFd) -> PyResult<TaskTable> {
+fn open_task_table(file: RawFd) -> PyResult<TaskTable> {
     let path = format!("/proc/self/fd/{file}");
     let file = File::options().read(true).write(true).open(path)?;
     TaskTable::open(file.into(), ENTRIES).map_err(|e| PyOSError::new_err(e.to_string()))
@@ -362,10 +393,11 @@ pub(crate) fn sample_key(seed: u64, sample: u64, visit: u64) -> u64 {
     })
 }
 
-/// Time in which this thread was ready to run and had no processor.
+/// Measures the time in which this thread was ready to run and had no processor.
 struct RunQueue {
     /// The kernel's scheduler statistics of the thread, or `None` if the kernel has none.
     file: Option<File>,
+    /// Nanoseconds in the queue at the last call.
     before: u64,
 }
 
@@ -381,8 +413,8 @@ impl RunQueue {
     /// Returns the nanoseconds in the queue since the last call. In that time, the thread was off the processor for
     /// `off` of `wall`. If `off` is very small, it is returned itself, because reading the file takes longer than
     /// sending a message.
-    fn since(&mut self, wall: u64, off: u64) -> u64 {
-        if off.saturating_mul(HARDLY) < wall {
+    fn queued_since_last(&mut self, wall: u64, off: u64) -> u64 {
+        if off.saturating_mul(SMALLEST_SHARE_OFF) < wall {
             self.before = self.before.saturating_add(off);
             return off;
         }

@@ -21,6 +21,7 @@ from typing import Any
 import coprep
 import numpy as np
 from coprep import _arguments as arguments
+from coprep._options import Draws
 
 from tests.chaos import data as datasets
 from tests.chaos.plan import Data, Job, Plan
@@ -186,7 +187,7 @@ def options_of(plan: Plan, part: Part, room: Room) -> dict[str, Any]:
 def draw_with_replacement(loader: coprep.DataLoader, job: Job, samples: int) -> None:
     """Gives a loader the order that it would take from a sampler, since importing PyTorch for one takes too long."""
     weights = np.array([weight_of(i) for i in range(samples)]).tobytes() if job.weighted else None
-    loader._apply(arguments.Order(shuffle=True, draws=arguments.Draws(job.draws, weights)))
+    loader._apply(arguments.Order(shuffle=True, draws=Draws(job.draws, weights)))
 
 
 class Held:

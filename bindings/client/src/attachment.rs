@@ -13,7 +13,7 @@
 //! are released. The last slice held by this process drops the pages before it is released.
 //!
 //! When the connection ends, the coordinator takes back all buffers of this consumer. Slices that are still held are
-//! copied first ([`Attachment::keep_held`]).
+//! copied first ([`Attachment::detach_held`]).
 //!
 //! # Large samples
 //!
@@ -83,13 +83,13 @@ struct Held {
 
 /// Buffers that may always be held, whatever large samples they have: a job holds one batch while it waits for the
 /// next.
-const LEAST_SHARE: u32 = 2;
+const SMALLEST_SHARE: u32 = 2;
 
 impl Attachment {
     /// Maps the shared memory that the coordinator passed, in the order staging, deliver, reply, doorbell.
     pub(crate) fn open(attached: &Attached, descriptors: Vec<OwnedFd>) -> Result<Arc<Self>> {
         let descriptors: [OwnedFd; 4] = descriptors.try_into().map_err(|d: Vec<OwnedFd>| {
-            Error::Misbehaved(format!("{} descriptors instead of 4", d.len()))
+            Error::ProtocolViolation(format!("{} descriptors instead of 4", d.len()))
         })?;
         let [staging, deliver, reply, doorbell] = descriptors;
         let sizes: Vec<usize> = attached.fields.iter().map(Field::sample_bytes).collect();
@@ -123,7 +123,7 @@ impl Attachment {
             return true;
         }
         let is_large = slice.large_bytes() > 0;
-        is_large && buffers > LEAST_SHARE && self.large_held() > self.share_of_large()
+        is_large && buffers > SMALLEST_SHARE && self.large_held() > self.share_of_large()
     }
 
     fn large_held(&self) -> u64 {
@@ -186,7 +186,7 @@ impl Attachment {
 
     /// Makes the held slices independent of the coordinator, which uses the buffers again once this connection has
     /// ended. Batches of a closed loader stay valid.
-    pub(crate) fn keep_held(&self) {
+    pub(crate) fn detach_held(&self) {
         for buffer in 0..self.held.len() as u32 {
             // The lock is needed, because another thread may be dropping the buffer's last slice at this moment.
             let held = self.lock(buffer);
@@ -199,7 +199,7 @@ impl Attachment {
     }
 
     /// Releases one slice of a buffer. Returns whether its item may be released.
-    fn let_go(&self, buffer: u32) -> bool {
+    fn release_slice(&self, buffer: u32) -> bool {
         let mut held = self.lock(buffer);
         held.slices -= 1;
         if held.slices > 0 {
@@ -214,13 +214,13 @@ impl Attachment {
 
 fn number_of(fields: &[Field]) -> Result<usize> {
     let named = |name: &str| {
-        let is_it = |f: &Field| f.name == name && f.dtype == Dtype::I64 && f.shape.is_empty();
-        fields.iter().position(is_it)
+        let is_field = |f: &Field| f.name == name && f.dtype == Dtype::I64 && f.shape.is_empty();
+        fields.iter().position(is_field)
     };
     // Where samples are drawn with replacement, ids repeat, and the numbers of draws name the samples.
     named(NUMBER)
         .or_else(|| named("index"))
-        .ok_or_else(|| Error::Misbehaved("its batches have no ids".into()))
+        .ok_or_else(|| Error::ProtocolViolation("its batches have no ids".into()))
 }
 
 /// Returns the index of the field whose samples may be larger than their slots. Its elements must be bytes, because the
@@ -279,7 +279,7 @@ impl Drop for HeldSlots {
         // The mappings go before the release: after it, the memory belongs to another batch.
         self.large.clear();
         // A forked child has a copy of its parent's slices, but only the parent may release them.
-        if self.attachment.owner.is_here() && self.attachment.let_go(self.buffer) {
+        if self.attachment.owner.is_here() && self.attachment.release_slice(self.buffer) {
             // An item that is held can always be released, so there is no error.
             let _ = self.attachment.receiver.release(self.seq);
         }
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_more_than_half_of_the_ring_has_used_up_its_share() {
+    fn a_consumer_that_holds_more_than_half_of_the_ring_has_used_up_its_share() {
         let (attachment, _pool, mut sender) = attachment();
         sender.set_share(BUFFERS);
         let part = Item {

@@ -196,7 +196,7 @@ impl Assembly {
         let samples = self.samples.saturating_add(slice.len);
         // The coordinator decides which parts a batch has, so their sum is checked before anything is copied.
         if samples > self.capacity {
-            return Err(Error::Misbehaved(format!(
+            return Err(Error::ProtocolViolation(format!(
                 "{samples} samples for a batch of {}",
                 self.capacity
             )));

@@ -1,4 +1,4 @@
-//! Connections with the coordinator: finding or starting one, and the greeting.
+//! Connections with a coordinator that runs: finding it, the greeting, requests and replies. `launch` starts one.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -18,21 +18,20 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 
 use crate::error::{Error, Result};
-use crate::launch;
 use crate::notice::{Notice, Wait, no_notice};
 use crate::raw;
 use crate::timeout::{InterruptCheck, Timeout, events, no_interrupt};
 
-/// Longest time for the other side to accept, to greet, or to send the rest of a message. A coordinator does none of
-/// these behind other work.
-const PROMPT: Duration = Duration::from_secs(10);
+/// Longest time for the other side to accept, to greet, or to send the rest of a message. It is short, because a
+/// coordinator does these at once, however much other work it has.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Options of connecting.
 #[derive(Clone)]
 pub struct ConnectOptions {
     /// Name of this client in `coprep status`.
     pub name: String,
-    /// Whether to start a coordinator if there is none.
+    /// `true` to start a coordinator if there is none.
     pub start: bool,
     /// Path of the `coprep` program, unless `COPREP_BIN` names another.
     pub program: Option<PathBuf>,
@@ -74,27 +73,13 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to the coordinator at `place`, and starts one if there is none and `how` allows it.
-    ///
-    /// # Errors
-    /// [`Error::Absent`], [`Error::Start`], [`Error::UntrustedPeer`].
-    pub fn open(place: &CoordinatorPaths, how: &ConnectOptions) -> Result<Self> {
-        match Self::find(place, how)? {
-            Some(connection) => Ok(connection),
-            None if how.start => launch::start(place, how),
-            None => Err(Error::Absent {
-                socket: place.socket.clone(),
-            }),
-        }
-    }
-
     /// Connects to the coordinator if there is one. A coordinator that ends meanwhile counts as none.
-    pub(crate) fn find(place: &CoordinatorPaths, how: &ConnectOptions) -> Result<Option<Self>> {
-        let Some(socket) = dial(&place.socket)? else {
+    pub(crate) fn find(paths: &CoordinatorPaths, options: &ConnectOptions) -> Result<Option<Self>> {
+        let Some(socket) = connect_to(&paths.socket)? else {
             return Ok(None);
         };
-        check_owner(&socket, &place.socket)?;
-        match greet(socket, how) {
+        check_owner(&socket, &paths.socket)?;
+        match greet(socket, options) {
             Ok(connection) => Ok(Some(connection)),
             Err(Error::Disconnected(_)) => Ok(None),
             Err(e) => Err(e),
@@ -114,12 +99,12 @@ impl Connection {
     /// # Errors
     /// As [`send`](Self::send); [`Error::Invalid`] when memory is short.
     pub fn send_with(&self, request: &Request, bytes: &[u8]) -> Result<()> {
-        let short =
+        let shortage =
             |e: std::io::Error| Error::Invalid(format!("no memory for {} bytes: {e}", bytes.len()));
         let file =
-            memfd_create("coprep-code", MFdFlags::MFD_CLOEXEC).map_err(|e| short(e.into()))?;
+            memfd_create("coprep-code", MFdFlags::MFD_CLOEXEC).map_err(|e| shortage(e.into()))?;
         let mut file = std::fs::File::from(file);
-        std::io::Write::write_all(&mut file, bytes).map_err(short)?;
+        std::io::Write::write_all(&mut file, bytes).map_err(shortage)?;
         self.send_file(request, &file.into())
     }
 
@@ -173,7 +158,7 @@ impl Connection {
         }
     }
 
-    /// Waits for an answer. If that takes long and the coordinator has said why, the user is told.
+    /// Waits for an answer. If that takes long and the coordinator has said why, the user is notified.
     ///
     /// # Errors
     /// As [`receive`](Self::receive); [`Error::Timeout`].
@@ -188,19 +173,20 @@ impl Connection {
             let left = timeout.left();
             let slice = wait.due().map_or(left, |due| due.min(left));
             match self.receive(slice, timeout.interrupt_check())? {
-                Some((Reply::Awaited(awaited), _)) => wait.hear(awaited),
+                Some((Reply::Awaited(awaited), _)) => wait.record(awaited),
                 Some(answer) => return Ok(answer),
                 None if timeout.is_over() => {
-                    let late = self.late(what, timeout.waited());
-                    return Err(late.explained(wait.explanation()));
+                    let error = self.timeout_error(what, timeout.waited());
+                    return Err(error.explained(wait.explanation()));
                 }
                 None => {}
             }
-            wait.tell()?;
+            wait.notify_if_due()?;
         }
     }
 
-    pub(crate) fn late(&self, what: &'static str, waited: Duration) -> Error {
+    /// Returns the error of a coordinator that has not answered in time.
+    pub(crate) fn timeout_error(&self, what: &'static str, waited: Duration) -> Error {
         let explanation = format!("the coordinator (process {}) does not answer", self.pid);
         Error::Timeout {
             what,
@@ -223,10 +209,10 @@ impl Connection {
     /// Returns whether the other side has hung up, or will send no more.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        let look = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        let peek = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
         // A coordinator may close its sending side first and keep the items that are ready for this client until it is
         // gone.
-        if matches!(recv(self.socket.as_raw_fd(), &mut [0], look), Ok(0)) {
+        if matches!(recv(self.socket.as_raw_fd(), &mut [0], peek), Ok(0)) {
             return true;
         }
         let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
@@ -238,7 +224,7 @@ impl Connection {
 }
 
 /// Connects to the socket. Returns `None` if no process listens there.
-fn dial(path: &Path) -> Result<Option<UnixStream>> {
+fn connect_to(path: &Path) -> Result<Option<UnixStream>> {
     let failed =
         |e: Errno| Error::Disconnected(format!("cannot connect to {}: {e}", path.display()));
     let address = UnixAddr::new(path).map_err(|_| {
@@ -255,9 +241,9 @@ fn dial(path: &Path) -> Result<Option<UnixStream>> {
     )
     .map_err(failed)?;
     // While the listener's queue is full, `connect` blocks as long as the send timeout allows.
-    let time = TimeVal::new(PROMPT.as_secs() as i64, 0);
-    setsockopt(&fd, sockopt::SendTimeout, &time).map_err(failed)?;
-    setsockopt(&fd, sockopt::ReceiveTimeout, &time).map_err(failed)?;
+    let limit = TimeVal::new(HANDSHAKE_TIMEOUT.as_secs() as i64, 0);
+    setsockopt(&fd, sockopt::SendTimeout, &limit).map_err(failed)?;
+    setsockopt(&fd, sockopt::ReceiveTimeout, &limit).map_err(failed)?;
     loop {
         // ENOENT: no socket. ECONNREFUSED: a socket file that a killed coordinator has left.
         match connect(fd.as_raw_fd(), &address) {
@@ -283,7 +269,7 @@ fn check_owner(socket: &UnixStream, path: &Path) -> Result<()> {
     }
 }
 
-fn greet(socket: UnixStream, how: &ConnectOptions) -> Result<Connection> {
+fn greet(socket: UnixStream, options: &ConnectOptions) -> Result<Connection> {
     let mut connection = Connection {
         _unshared: raw::Unshared::new(socket.as_raw_fd()),
         socket,
@@ -291,19 +277,21 @@ fn greet(socket: UnixStream, how: &ConnectOptions) -> Result<Connection> {
         version: String::new(),
     };
     let hello = Request::Hello {
-        name: how.name.clone(),
+        name: options.name.clone(),
         pid: std::process::id(),
     };
     match connection.ask(
         &hello,
         "the coordinator's greeting",
-        PROMPT,
-        &how.interrupt_check,
+        HANDSHAKE_TIMEOUT,
+        &options.interrupt_check,
     )? {
         Reply::Welcome { pid, version } => {
             (connection.pid, connection.version) = (pid, version);
             Ok(connection)
         }
-        other => Err(Error::Misbehaved(format!("it greets with {other:?}"))),
+        other => Err(Error::ProtocolViolation(format!(
+            "it greets with {other:?}"
+        ))),
     }
 }

@@ -13,24 +13,26 @@ use crate::notice::no_notice;
 use crate::timeout::{InterruptCheck, Timeout, no_interrupt};
 
 /// Longest wait for an answer that needs no work.
-const SOON: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait for an answer that needs a dataset to be listed or memory to be reserved.
-const PATIENT: Duration = Duration::from_secs(600);
+const WORK_TIMEOUT: Duration = Duration::from_secs(600);
 /// Longest time that a coordinator may take to end.
-const ENDING: Duration = Duration::from_secs(15);
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
 fn unexpected<T>(reply: &Reply) -> Result<T> {
-    Err(Error::Misbehaved(format!("unexpected answer {reply:?}")))
+    Err(Error::ProtocolViolation(format!(
+        "unexpected answer {reply:?}"
+    )))
 }
 
 /// Returns the state of a running coordinator, with the `slow` most expensive samples of each stream.
 ///
 /// # Errors
 /// [`Error::Absent`] when none runs.
-pub fn status(place: &CoordinatorPaths, slow: u32) -> Result<Status> {
-    let connection = Connection::open(place, &ConnectOptions::find("coprep status"))?;
+pub fn status(paths: &CoordinatorPaths, slow: u32) -> Result<Status> {
+    let connection = Connection::open(paths, &ConnectOptions::find("coprep status"))?;
     let request = Request::Status { slow };
-    match connection.ask(&request, "the status", SOON, &no_interrupt())? {
+    match connection.ask(&request, "the status", ANSWER_TIMEOUT, &no_interrupt())? {
         Reply::Status(status) => Ok(*status),
         other => unexpected(&other),
     }
@@ -40,13 +42,13 @@ pub fn status(place: &CoordinatorPaths, slow: u32) -> Result<Status> {
 ///
 /// # Errors
 /// [`Error::Absent`] when none runs.
-pub fn stop(place: &CoordinatorPaths) -> Result<u32> {
-    let connection = Connection::open(place, &ConnectOptions::find("coprep stop"))?;
-    let lock = inode(place);
+pub fn stop(paths: &CoordinatorPaths) -> Result<u32> {
+    let connection = Connection::open(paths, &ConnectOptions::find("coprep stop"))?;
+    let lock = inode(paths);
     match connection.ask(
         &Request::Stop,
         "the coordinator to end",
-        SOON,
+        ANSWER_TIMEOUT,
         &no_interrupt(),
     ) {
         // The coordinator may hang up before its answer is read.
@@ -55,20 +57,20 @@ pub fn stop(place: &CoordinatorPaths) -> Result<u32> {
         Err(e) => return Err(e),
     }
     let interrupt_check = no_interrupt();
-    let timeout = Timeout::new(ENDING, &interrupt_check);
+    let timeout = Timeout::new(STOP_TIMEOUT, &interrupt_check);
     // A coordinator removes the lock file when it has ended its sessions. A killed one leaves it behind, so its process
     // is looked for too.
-    while lock.is_some() && inode(place) == lock && is_running(connection.pid) {
+    while lock.is_some() && inode(paths) == lock && is_running(connection.pid) {
         if timeout.is_over() {
-            return Err(connection.late("the coordinator to end", ENDING));
+            return Err(connection.timeout_error("the coordinator to end", STOP_TIMEOUT));
         }
-        timeout.nap(Duration::from_millis(5))?;
+        timeout.sleep(Duration::from_millis(5))?;
     }
     Ok(connection.pid)
 }
 
-fn inode(place: &CoordinatorPaths) -> Option<u64> {
-    std::fs::symlink_metadata(place.lock())
+fn inode(paths: &CoordinatorPaths) -> Option<u64> {
+    std::fs::symlink_metadata(paths.lock())
         .ok()
         .map(|file| file.ino())
 }
@@ -94,17 +96,17 @@ pub struct Description {
 /// # Errors
 /// [`Error::Refused`] when the source cannot be read, and the errors of connecting.
 pub fn describe(
-    place: &CoordinatorPaths,
-    how: &ConnectOptions,
+    paths: &CoordinatorPaths,
+    options: &ConnectOptions,
     pipeline: PipelineSpec,
 ) -> Result<Description> {
-    let connection = Connection::open(place, how)?;
+    let connection = Connection::open(paths, options)?;
     let request = Request::Describe(Box::new(pipeline));
     match connection.ask(
         &request,
         "the dataset's length and classes",
-        PATIENT,
-        &how.interrupt_check,
+        WORK_TIMEOUT,
+        &options.interrupt_check,
     )? {
         Reply::Described {
             samples,
@@ -123,12 +125,12 @@ pub fn describe(
 ///
 /// # Errors
 /// [`Error::Absent`] when no coordinator runs.
-pub fn drop_caches(place: &CoordinatorPaths, dataset: Option<String>) -> Result<u64> {
-    let connection = Connection::open(place, &ConnectOptions::find("coprep drop"))?;
+pub fn drop_caches(paths: &CoordinatorPaths, dataset: Option<String>) -> Result<u64> {
+    let connection = Connection::open(paths, &ConnectOptions::find("coprep drop"))?;
     match connection.ask(
         &Request::Drop { name: dataset },
         "caches to be freed",
-        SOON,
+        ANSWER_TIMEOUT,
         &no_interrupt(),
     )? {
         Reply::Dropped { bytes } => Ok(bytes),
@@ -141,10 +143,15 @@ pub fn drop_caches(place: &CoordinatorPaths, dataset: Option<String>) -> Result<
 ///
 /// # Errors
 /// [`Error::Refused`] when there is no such stream, or it has no cache; [`Error::Absent`] when no coordinator runs.
-pub fn keep_warm(place: &CoordinatorPaths, stream: u64) -> Result<WarmProgress> {
-    let connection = Connection::open(place, &ConnectOptions::find("coprep warm"))?;
+pub fn keep_warm(paths: &CoordinatorPaths, stream: u64) -> Result<WarmProgress> {
+    let connection = Connection::open(paths, &ConnectOptions::find("coprep warm"))?;
     let request = Request::KeepWarm { stream };
-    match connection.ask(&request, "a cache to be kept", SOON, &no_interrupt())? {
+    match connection.ask(
+        &request,
+        "a cache to be kept",
+        ANSWER_TIMEOUT,
+        &no_interrupt(),
+    )? {
         Reply::Warmed(done) => Ok(done),
         other => unexpected(&other),
     }
@@ -154,10 +161,15 @@ pub fn keep_warm(place: &CoordinatorPaths, stream: u64) -> Result<WarmProgress> 
 ///
 /// # Errors
 /// [`Error::Refused`] when there is no such stream, [`Error::Absent`] when there is no coordinator.
-pub fn pipeline(place: &CoordinatorPaths, stream: u64) -> Result<Option<PipelineSpec>> {
-    let connection = Connection::open(place, &ConnectOptions::find("coprep analyze"))?;
+pub fn pipeline(paths: &CoordinatorPaths, stream: u64) -> Result<Option<PipelineSpec>> {
+    let connection = Connection::open(paths, &ConnectOptions::find("coprep analyze"))?;
     let request = Request::Pipeline { stream };
-    match connection.ask(&request, "a stream's operators", SOON, &no_interrupt())? {
+    match connection.ask(
+        &request,
+        "a stream's operators",
+        ANSWER_TIMEOUT,
+        &no_interrupt(),
+    )? {
         Reply::Pipeline(spec) => Ok(spec.map(|spec| *spec)),
         other => unexpected(&other),
     }
@@ -168,16 +180,21 @@ pub fn pipeline(place: &CoordinatorPaths, stream: u64) -> Result<Option<Pipeline
 /// # Errors
 /// [`Error::Absent`] when there is no coordinator.
 pub fn throttle(
-    place: &CoordinatorPaths,
+    paths: &CoordinatorPaths,
     bytes_per_s: Option<u64>,
     latency: Duration,
 ) -> Result<()> {
-    let connection = Connection::open(place, &ConnectOptions::find("coprep throttle"))?;
+    let connection = Connection::open(paths, &ConnectOptions::find("coprep throttle"))?;
     let request = Request::Throttle {
         bytes_per_s,
         latency_ns: u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX),
     };
-    match connection.ask(&request, "storage to be throttled", SOON, &no_interrupt())? {
+    match connection.ask(
+        &request,
+        "storage to be throttled",
+        ANSWER_TIMEOUT,
+        &no_interrupt(),
+    )? {
         Reply::Throttled => Ok(()),
         other => unexpected(&other),
     }
@@ -189,32 +206,32 @@ pub fn throttle(
 /// # Errors
 /// [`Error::Refused`], [`Error::Disconnected`] when the coordinator ends meanwhile.
 pub fn warm(
-    place: &CoordinatorPaths,
+    paths: &CoordinatorPaths,
     request: Warm,
     progress: impl FnMut(&WarmProgress),
 ) -> Result<WarmProgress> {
     warm_with(
-        place,
+        paths,
         &ConnectOptions::start("coprep warm"),
         request,
         progress,
     )
 }
 
-/// Fills a cache as [`warm`] does, over a connection that is opened as `how` says.
+/// Fills a cache as [`warm`] does, over a connection with these options.
 ///
 /// # Errors
 /// As [`warm`].
 pub fn warm_with(
-    place: &CoordinatorPaths,
-    how: &ConnectOptions,
+    paths: &CoordinatorPaths,
+    options: &ConnectOptions,
     request: Warm,
     mut progress: impl FnMut(&WarmProgress),
 ) -> Result<WarmProgress> {
-    let connection = Connection::open(place, how)?;
+    let connection = Connection::open(paths, options)?;
     connection.send(&Request::Warm(Box::new(request)))?;
     loop {
-        match next_of_warming(&connection, &how.interrupt_check)? {
+        match next_progress(&connection, &options.interrupt_check)? {
             Reply::Progress(so_far) => progress(&so_far),
             Reply::Warmed(done) => return Ok(done),
             Reply::Refused(refusal) => return Err(Error::Refused(refusal)),
@@ -223,8 +240,8 @@ pub fn warm_with(
     }
 }
 
-fn next_of_warming(connection: &Connection, interrupt_check: &InterruptCheck) -> Result<Reply> {
-    let timeout = Timeout::new(PATIENT, interrupt_check);
+fn next_progress(connection: &Connection, interrupt_check: &InterruptCheck) -> Result<Reply> {
+    let timeout = Timeout::new(WORK_TIMEOUT, interrupt_check);
     let answer = connection.answer("news of the warm-up", &timeout, &no_notice())?;
     Ok(answer.0)
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use coprep_protocol::frame::FrameError;
 use coprep_protocol::message::{Refusal, SampleError};
 
-use crate::timeout::Interrupt;
+/// Reason for which the owner of a wait ends it. See [`InterruptCheck`](crate::InterruptCheck).
+pub type Interrupt = Box<dyn std::error::Error + Send + Sync>;
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -64,8 +65,11 @@ pub enum Error {
     #[error(transparent)]
     Memory(#[from] coprep_cache::Error),
     /// The coordinator sent a message that violates the protocol.
-    #[error("the coordinator makes no sense: {0}")]
-    Misbehaved(String),
+    #[error(
+        "the coordinator violates the protocol: {0}. This is a defect of coprep, please report it; `coprep stop` ends the \
+         coordinator, and jobs start a new one"
+    )]
+    ProtocolViolation(String),
     /// An argument is wrong.
     #[error("{0}")]
     Invalid(String),
@@ -87,9 +91,9 @@ fn sample_failed(error: &SampleError) -> String {
 }
 
 impl Error {
-    /// Replaces the explanation of a timeout by `why`, if there is one.
-    pub(crate) fn explained(self, why: Option<String>) -> Self {
-        match (self, why) {
+    /// Replaces the explanation of a timeout by `explanation`, if there is one. Other errors stay as they are.
+    pub(crate) fn explained(self, explanation: Option<String>) -> Self {
+        match (self, explanation) {
             (Error::Timeout { what, waited, .. }, Some(explanation)) => Error::Timeout {
                 what,
                 waited,

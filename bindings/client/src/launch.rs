@@ -1,4 +1,4 @@
-//! Starting the coordinator on demand, like the daemon of a compiler cache.
+//! Starting the coordinator on demand, like the daemon of a compiler cache ([`Connection::open`]).
 //!
 //! One client at a time starts it (`flock` on [`CoordinatorPaths::start_lock`]). The others wait and find it running.
 //! The new process reports on a pipe that it listens, or why it does not. All its other output goes to
@@ -21,78 +21,95 @@ use crate::raw;
 use crate::timeout::Timeout;
 
 /// Longest time until a coordinator listens.
-const LIMIT: Duration = Duration::from_secs(30);
-/// Number of attempts to start a coordinator that is killed as it starts.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Number of attempts to start a coordinator that is killed as it starts. One kill may be chance, as when memory was
+/// short for a moment.
 const ATTEMPTS: u32 = 3;
 /// Pause between two checks whether another client has started it.
-const PAUSE: Duration = Duration::from_millis(20);
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// Bytes of the log that an error quotes.
-const QUOTE: u64 = 2000;
+const QUOTED_BYTES: u64 = 2000;
+
+impl Connection {
+    /// Connects to the coordinator at `paths`, and starts one if there is none and `options` allow it.
+    ///
+    /// # Errors
+    /// [`Error::Absent`], [`Error::Start`], [`Error::UntrustedPeer`].
+    pub fn open(paths: &CoordinatorPaths, options: &ConnectOptions) -> Result<Self> {
+        match Connection::find(paths, options)? {
+            Some(connection) => Ok(connection),
+            None if options.start => start(paths, options),
+            None => Err(Error::Absent {
+                socket: paths.socket.clone(),
+            }),
+        }
+    }
+}
 
 /// Connects, and starts a coordinator if there is none.
-pub(crate) fn start(place: &CoordinatorPaths, how: &ConnectOptions) -> Result<Connection> {
-    place
+fn start(paths: &CoordinatorPaths, options: &ConnectOptions) -> Result<Connection> {
+    paths
         .prepare()
         .map_err(|e| failed(format!("its socket's folder: {e}")))?;
-    let timeout = Timeout::new(LIMIT, &how.interrupt_check);
+    let timeout = Timeout::new(START_TIMEOUT, &options.interrupt_check);
     let mut attempts = 0;
     loop {
-        if let Some(_lock) = StartLock::try_take(place)? {
+        if let Some(_lock) = StartLock::try_take(paths)? {
             attempts += 1;
-            match start_alone(place, how, &timeout)? {
+            match start_alone(paths, options, &timeout)? {
                 StartAttempt::Found(connection) => return Ok(connection),
-                StartAttempt::LookAgain => {}
-                StartAttempt::Died(log) if attempts >= ATTEMPTS => {
+                StartAttempt::Retry => {}
+                StartAttempt::Killed(log) if attempts >= ATTEMPTS => {
                     return Err(failed(format!(
                         "it ended at once, without a word, in each of {ATTEMPTS} attempts: something kills it (is memory \
                          short?); {log}"
                     )));
                 }
-                StartAttempt::Died(_) => {}
+                StartAttempt::Killed(_) => {}
             }
-        } else if let Some(connection) = Connection::find(place, how)? {
+        } else if let Some(connection) = Connection::find(paths, options)? {
             return Ok(connection);
         }
         if timeout.is_over() {
             return Err(failed(format!(
-                "somebody else has been starting or ending one at {} for {LIMIT:?}; its log: {}",
-                place.socket.display(),
-                place.log().display()
+                "somebody else has been starting or ending one at {} for {START_TIMEOUT:?}; its log: {}",
+                paths.socket.display(),
+                paths.log().display()
             )));
         }
-        timeout.nap(PAUSE)?;
+        timeout.sleep(RETRY_PAUSE)?;
     }
 }
 
 /// The result of an attempt to start a coordinator.
 enum StartAttempt {
     Found(Connection),
-    /// No attempt was possible or needed: a coordinator that is ending still holds the place, or the started one has
+    /// No attempt was possible or needed: a coordinator that is ending still holds the lock, or the started one has
     /// just ended.
-    LookAgain,
+    Retry,
     /// The coordinator ended before it could report a reason. Contains the end of its log.
-    Died(String),
+    Killed(String),
 }
 
 /// Starts a coordinator while holding the lock, unless another client was faster.
 fn start_alone(
-    place: &CoordinatorPaths,
-    how: &ConnectOptions,
+    paths: &CoordinatorPaths,
+    options: &ConnectOptions,
     timeout: &Timeout<'_>,
 ) -> Result<StartAttempt> {
-    let find = || Connection::find(place, how).map(|found| found.map(StartAttempt::Found));
+    let find = || Connection::find(paths, options).map(|found| found.map(StartAttempt::Found));
     if let Some(found) = find()? {
         return Ok(found);
     }
-    // A coordinator holds the place, but it has no descriptor left for a connection, or is ending. A second one could
-    // not take the place, and would leave its log behind.
-    if is_served(place) {
-        return Ok(StartAttempt::LookAgain);
+    // A coordinator holds the lock, but it has no descriptor left for a connection, or is ending. A second one could not
+    // take the lock, and would leave its log behind.
+    if is_locked(paths) {
+        return Ok(StartAttempt::Retry);
     }
-    match spawn(place, how, timeout) {
-        Ok(None) => Ok(find()?.unwrap_or(StartAttempt::LookAgain)),
-        Ok(Some(log)) => Ok(StartAttempt::Died(log)),
-        Err(Error::Start(_)) if is_served(place) => Ok(StartAttempt::LookAgain),
+    match spawn(paths, options, timeout) {
+        Ok(None) => Ok(find()?.unwrap_or(StartAttempt::Retry)),
+        Ok(Some(log)) => Ok(StartAttempt::Killed(log)),
+        Err(Error::Start(_)) if is_locked(paths) => Ok(StartAttempt::Retry),
         Err(e) => Err(e),
     }
 }
@@ -101,9 +118,9 @@ fn failed(why: impl Into<String>) -> Error {
     Error::Start(why.into())
 }
 
-/// Returns whether a coordinator holds the place, listening or not.
-fn is_served(place: &CoordinatorPaths) -> bool {
-    let Ok(file) = open_private(&place.lock()) else {
+/// Returns whether a coordinator holds the lock, listening or not.
+fn is_locked(paths: &CoordinatorPaths) -> bool {
+    let Ok(file) = open_private(&paths.lock()) else {
         return false;
     };
     Flock::lock(file, FlockArg::LockSharedNonblock).is_err()
@@ -117,8 +134,8 @@ struct StartLock {
 }
 
 impl StartLock {
-    fn try_take(place: &CoordinatorPaths) -> Result<Option<Self>> {
-        let path = place.start_lock();
+    fn try_take(paths: &CoordinatorPaths) -> Result<Option<Self>> {
+        let path = paths.start_lock();
         let what = |e: std::io::Error| failed(format!("cannot lock {}: {e}", path.display()));
         let file = open_private(&path).map_err(what)?;
         let opened = id(&file.metadata().map_err(what)?);
@@ -153,30 +170,30 @@ fn id(meta: &Metadata) -> (u64, u64) {
 /// Starts a coordinator. Returns the end of its log if it ended without a report, which happens only to one that is
 /// killed.
 fn spawn(
-    place: &CoordinatorPaths,
-    how: &ConnectOptions,
+    paths: &CoordinatorPaths,
+    options: &ConnectOptions,
     timeout: &Timeout<'_>,
 ) -> Result<Option<String>> {
-    let program = find_program(how.program.as_deref())?;
-    let log = Log::open(&place.log())?;
+    let program = find_program(options.program.as_deref())?;
+    let log = Log::open(&paths.log())?;
     let (ready, theirs) = nix::unistd::pipe2(OFlag::O_CLOEXEC)
         .map_err(|e| failed(format!("cannot make a pipe: {e}")))?;
-    run(&program, place, &log, theirs)?;
-    match hear(ready, timeout)? {
+    run(&program, paths, &log, theirs)?;
+    match wait_for_reply(ready, timeout)? {
         StartupReply::Ready => Ok(None),
         StartupReply::Failed(why) => Err(failed(why)),
-        StartupReply::Ended => Ok(Some(log.quote())),
-        StartupReply::Nothing => Err(failed(format!(
-            "it does not listen after {LIMIT:?}; {}",
+        StartupReply::Closed => Ok(Some(log.quote())),
+        StartupReply::TimedOut => Err(failed(format!(
+            "it does not listen after {START_TIMEOUT:?}; {}",
             log.quote()
         ))),
     }
 }
 
-fn run(program: &Path, place: &CoordinatorPaths, log: &Log, ready: OwnedFd) -> Result<()> {
+fn run(program: &Path, paths: &CoordinatorPaths, log: &Log, ready: OwnedFd) -> Result<()> {
     let what = |e: std::io::Error| failed(format!("{}: {e}", program.display()));
     // The coordinator runs in `/`, so the path must be absolute.
-    let socket = std::path::absolute(&place.socket).map_err(what)?;
+    let socket = std::path::absolute(&paths.socket).map_err(what)?;
     let mut command = Command::new(program);
     command
         .args(["serve", "--auto", "--ready-fd"])
@@ -235,16 +252,17 @@ fn on_path() -> Option<PathBuf> {
 enum StartupReply {
     Ready,
     Failed(String),
-    Ended,
-    Nothing,
+    /// The pipe was closed without a report.
+    Closed,
+    TimedOut,
 }
 
-fn hear(pipe: OwnedFd, timeout: &Timeout<'_>) -> Result<StartupReply> {
+fn wait_for_reply(pipe: OwnedFd, timeout: &Timeout<'_>) -> Result<StartupReply> {
     let mut pipe = File::from(pipe);
     let mut line = Vec::new();
     while !line.contains(&b'\n') {
         if !timeout.until_readable(pipe.as_fd())? {
-            return Ok(StartupReply::Nothing);
+            return Ok(StartupReply::TimedOut);
         }
         let mut part = [0; 512];
         match pipe.read(&mut part) {
@@ -259,14 +277,14 @@ fn hear(pipe: OwnedFd, timeout: &Timeout<'_>) -> Result<StartupReply> {
 
 fn parse(line: &[u8]) -> StartupReply {
     let Ok(said) = serde_json::from_slice::<serde_json::Value>(line) else {
-        return StartupReply::Ended;
+        return StartupReply::Closed;
     };
     match said.get("error").and_then(|e| e.as_str()) {
         Some(error) => StartupReply::Failed(error.to_owned()),
         None if said.get("ready").and_then(serde_json::Value::as_bool) == Some(true) => {
             StartupReply::Ready
         }
-        None => StartupReply::Ended,
+        None => StartupReply::Closed,
     }
 }
 
@@ -321,9 +339,11 @@ impl Log {
     fn read(&self, file: &File) -> std::io::Result<String> {
         let mut file = file.try_clone()?;
         let end = file.metadata()?.len();
-        file.seek(SeekFrom::Start(self.start.max(end.saturating_sub(QUOTE))))?;
+        file.seek(SeekFrom::Start(
+            self.start.max(end.saturating_sub(QUOTED_BYTES)),
+        ))?;
         let mut bytes = Vec::new();
-        file.take(QUOTE).read_to_end(&mut bytes)?;
+        file.take(QUOTED_BYTES).read_to_end(&mut bytes)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! | module | task |
 //! |---|---|
-//! | [`connection`] | finds the coordinator, or starts one; greets it; carries requests and replies |
+//! | [`connection`] | finds the coordinator; greets it; carries requests and replies |
+//! | `launch` | starts a coordinator if there is none |
 //! | [`control`] | makes the requests of commands: status, stop, describe, drop caches, warm |
-//! | [`loader`] | attaches, takes items, makes batches of them, records what was given, reconnects |
+//! | [`loader`] | attaches, takes items, makes batches of them, records the samples that were given, reconnects |
 //! | [`preparation`] | tells the coordinator early which user code will be needed |
 //! | [`batch`] | a batch and its memory: a view of a staging buffer, or a private copy |
 //!
@@ -54,9 +55,9 @@ mod timeout;
 
 pub use batch::{Array, Batch};
 pub use connection::Connection;
-pub use error::{Error, Result};
+pub use error::{Error, Interrupt, Result};
 pub use loader::{Event, Loader};
 pub use notice::{Notice, no_notice};
 pub use preparation::Preparation;
 pub use stats::Stats;
-pub use timeout::{Interrupt, InterruptCheck, SLICE, no_interrupt};
+pub use timeout::{InterruptCheck, SLICE, no_interrupt};

@@ -1,17 +1,16 @@
-//! Notices about long waits for somebody else. The user is told once about each.
+//! Notices about long waits for somebody else. The user is notified once of each.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_protocol::message::Awaited;
 
-use crate::error::{Error, Result};
-use crate::timeout::Interrupt;
+use crate::error::{Error, Interrupt, Result};
 
-/// Time after which the user is told about a wait for somebody else.
-pub(crate) const TELL_AFTER: Duration = Duration::from_secs(10);
+/// Time after which the user is notified of a wait for somebody else. Shorter waits are usual and need no attention.
+pub(crate) const NOTIFY_AFTER: Duration = Duration::from_secs(10);
 
-/// Callback that tells the user a message that is not an error. If it fails, the wait ends with [`Error::Interrupted`].
+/// Callback that shows the user a message that is not an error. If it fails, the wait ends with [`Error::Interrupted`].
 pub type Notice = Arc<dyn Fn(&str) -> std::result::Result<(), Interrupt> + Send + Sync>;
 
 /// Returns a notice that does nothing.
@@ -20,14 +19,14 @@ pub fn no_notice() -> Notice {
     Arc::new(|_| Ok(()))
 }
 
-/// A wait, and the coordinator's latest word on it.
+/// A wait, and the coordinator's latest explanation of it.
 pub(crate) struct Wait<'a> {
     notice: &'a Notice,
     what: &'static str,
     began: Instant,
     /// The coordinator's latest explanation, and the time at which the awaited step began.
     awaited: Option<(Awaited, Instant)>,
-    is_told: bool,
+    is_notified: bool,
 }
 
 impl<'a> Wait<'a> {
@@ -38,7 +37,7 @@ impl<'a> Wait<'a> {
             what,
             began: Instant::now(),
             awaited: None,
-            is_told: false,
+            is_notified: false,
         }
     }
 
@@ -51,8 +50,8 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Records the coordinator's explanation.
-    pub(crate) fn hear(&mut self, awaited: Option<Awaited>) {
+    /// Records the coordinator's explanation, or that it waits for nobody else.
+    pub(crate) fn record(&mut self, awaited: Option<Awaited>) {
         let now = Instant::now();
         self.awaited = awaited.map(|a| {
             let began = now.checked_sub(Duration::from_millis(a.for_ms));
@@ -60,18 +59,18 @@ impl<'a> Wait<'a> {
         });
     }
 
-    /// Returns the time until the user is to be told, or `None` if there is nothing to tell.
+    /// Returns the time until the user should be notified, or `None` if there is no reason to.
     pub(crate) fn due(&self) -> Option<Duration> {
-        let is_open = self.awaited.is_some() && !self.is_told;
-        is_open.then(|| TELL_AFTER.saturating_sub(self.began.elapsed()))
+        let is_open = self.awaited.is_some() && !self.is_notified;
+        is_open.then(|| NOTIFY_AFTER.saturating_sub(self.began.elapsed()))
     }
 
-    /// Tells the user if it is time and this was not done before.
-    pub(crate) fn tell(&mut self) -> Result<()> {
+    /// Notifies the user if it is time and this was not done before.
+    pub(crate) fn notify_if_due(&mut self) -> Result<()> {
         if self.due() != Some(Duration::ZERO) {
             return Ok(());
         }
-        self.is_told = true;
+        self.is_notified = true;
         let text = self.explanation().unwrap_or_default();
         let (seconds, what) = (self.began.elapsed().as_secs(), self.what);
         (self.notice)(&format!("waiting for {what} since {seconds} s: {text}"))
@@ -99,26 +98,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_wait_for_somebody_else_is_told_once() {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let list = told.clone();
+    fn the_user_is_notified_once_of_a_long_wait_for_somebody_else() {
+        let notices = Arc::new(Mutex::new(Vec::new()));
+        let list = notices.clone();
         let notice: Notice = Arc::new(move |text| {
             list.lock().unwrap().push(text.to_owned());
             Ok(())
         });
         let mut wait = Wait::new("a batch", &notice);
         assert_eq!(wait.due(), None);
-        wait.hear(Some(Awaited {
+        wait.record(Some(Awaited {
             what: "rank 1 has not attached".into(),
             for_ms: 0,
             remedy: "start it".into(),
         }));
-        wait.tell().unwrap();
-        assert!(told.lock().unwrap().is_empty(), "it is not long yet");
-        wait.began = wait.began.checked_sub(TELL_AFTER).unwrap();
-        wait.tell().unwrap();
-        wait.tell().unwrap();
+        wait.notify_if_due().unwrap();
+        assert!(notices.lock().unwrap().is_empty(), "it is not long yet");
+        wait.began = wait.began.checked_sub(NOTIFY_AFTER).unwrap();
+        wait.notify_if_due().unwrap();
+        wait.notify_if_due().unwrap();
         let text = "waiting for a batch since 10 s: rank 1 has not attached; start it";
-        assert_eq!(*told.lock().unwrap(), [text]);
+        assert_eq!(*notices.lock().unwrap(), [text]);
     }
 }

@@ -12,13 +12,13 @@ use crate::error::{Error, Result};
 use crate::timeout::{InterruptCheck, SLICE, Timeout};
 
 /// Longest wait of a loader for the connecting thread, which itself waits no longer than this for a coordinator.
-const LIMIT: Duration = Duration::from_secs(60);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An announcement of user code. As long as it lives, the coordinator keeps a process that has imported the modules
 /// that the code needs.
 ///
 /// A thread of its own connects, since a coordinator may have to be started first. Nothing depends on its success: a
-/// coordinator that was not told imports the modules when a job attaches. The job attaches over the same connection.
+/// coordinator without the announcement imports the modules when a job attaches. The job attaches over the same connection.
 pub struct Preparation {
     owner: Owner,
     shared: Arc<SharedPreparation>,
@@ -31,9 +31,9 @@ struct SharedPreparation {
 
 enum PreparationState {
     Connecting,
-    /// The coordinator has been told.
-    Told(Connection),
-    /// There is no connection, or it was taken.
+    /// The announcement was sent over this connection.
+    Announced(Connection),
+    /// There is no connection, or a loader has taken it.
     Over,
 }
 
@@ -49,11 +49,11 @@ impl SharedPreparation {
 }
 
 impl Preparation {
-    /// Begins to tell the coordinator at `place`, and starts one if there is none and `how` allows it.
+    /// Begins to announce the code to the coordinator at `paths`, and starts one if there is none and `options` allow it.
     #[must_use]
     pub fn begin(
-        place: CoordinatorPaths,
-        how: ConnectOptions,
+        paths: CoordinatorPaths,
+        options: ConnectOptions,
         code: UserCode,
         dataset: String,
     ) -> Preparation {
@@ -62,22 +62,23 @@ impl Preparation {
             changed: Condvar::new(),
         });
         let wanted = Arc::downgrade(&shared);
-        let tell = move || {
+        let announce = move || {
             // No coordinator is started for a loader that was closed before this thread began.
             if wanted.strong_count() == 0 {
                 return;
             }
-            let opened = Connection::open(&place, &how);
+            let opened = Connection::open(&paths, &options);
             // The loader may have been closed meanwhile. Then the announcement is not sent.
             if let Some(shared) = wanted.upgrade() {
                 let code = Box::new(code);
                 let request = Request::Prepare { code, dataset };
-                let told = opened.and_then(|opened| opened.send(&request).map(|()| opened));
-                shared.set(told.map_or(PreparationState::Over, PreparationState::Told));
+                let sent = opened.and_then(|opened| opened.send(&request).map(|()| opened));
+                shared.set(sent.map_or(PreparationState::Over, PreparationState::Announced));
             }
         };
         let thread = std::thread::Builder::new().name("coprep-prepare".into());
-        if thread.spawn(tell).is_err() {
+        if thread.spawn(announce).is_err() {
+            // The loader connects by itself when it is used.
             shared.set(PreparationState::Over);
         }
         Preparation {
@@ -93,7 +94,7 @@ impl Preparation {
         if !self.owner.is_here() {
             return Ok(None);
         }
-        let timeout = Timeout::new(LIMIT, interrupt_check);
+        let timeout = Timeout::new(CONNECT_TIMEOUT, interrupt_check);
         let mut state = self.shared.state();
         while matches!(*state, PreparationState::Connecting) && !timeout.is_over() {
             drop(state);
@@ -105,7 +106,9 @@ impl Preparation {
             }
         }
         match std::mem::replace(&mut *state, PreparationState::Over) {
-            PreparationState::Told(connection) if !connection.is_lost() => Ok(Some(connection)),
+            PreparationState::Announced(connection) if !connection.is_lost() => {
+                Ok(Some(connection))
+            }
             _ => Ok(None),
         }
     }

@@ -105,60 +105,60 @@ pub(crate) fn integers(slice: &HeldSlots, field: usize) -> Vec<i64> {
 /// after the death of this process. In the child the descriptor is replaced by one of `/dev/null`. Its number is then
 /// not given to another file, which the child's copy of the connection would later close.
 pub(crate) struct Unshared {
-    /// Place in [`SOCKETS`], or `None` if all places were taken. The coordinator then sees the death of this process by
+    /// Entry of [`SOCKETS`], or `None` if all entries were taken. The coordinator then sees the death of this process by
     /// its pidfd alone.
-    place: Option<&'static AtomicI32>,
+    entry: Option<&'static AtomicI32>,
 }
 
 const NO_SOCKET: RawFd = -1;
 /// Sockets of this process, by descriptor. A loader has one.
 static SOCKETS: [AtomicI32; 256] = [const { AtomicI32::new(NO_SOCKET) }; 256];
 /// A descriptor of `/dev/null`, opened in advance because a child may have no free descriptor.
-static NOTHING: OnceLock<Option<OwnedFd>> = OnceLock::new();
+static DEV_NULL: OnceLock<Option<OwnedFd>> = OnceLock::new();
 
 impl Unshared {
     pub(crate) fn new(socket: RawFd) -> Self {
-        let is_ready = NOTHING.get_or_init(prepare_for_forks).is_some();
-        let take = |place: &&AtomicI32| {
-            let taken = place.compare_exchange(NO_SOCKET, socket, Relaxed, Relaxed);
+        let is_ready = DEV_NULL.get_or_init(prepare_for_forks).is_some();
+        let take = |entry: &&AtomicI32| {
+            let taken = entry.compare_exchange(NO_SOCKET, socket, Relaxed, Relaxed);
             taken.is_ok()
         };
-        let mut places = SOCKETS.iter();
+        let mut entries = SOCKETS.iter();
         Unshared {
-            place: if is_ready { places.find(take) } else { None },
+            entry: if is_ready { entries.find(take) } else { None },
         }
     }
 }
 
 impl Drop for Unshared {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
-            place.store(NO_SOCKET, Relaxed);
+        if let Some(entry) = self.entry {
+            entry.store(NO_SOCKET, Relaxed);
         }
     }
 }
 
 fn prepare_for_forks() -> Option<OwnedFd> {
-    let nothing = std::fs::File::options()
+    let null = std::fs::File::options()
         .read(true)
         .write(true)
         .open("/dev/null")
         .ok()?;
     // SAFETY: the handler makes system calls and uses atomics only, as a child of a process with threads must, and it
     // stays where it is: neither a program nor a Python extension is unloaded.
-    let done = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    (done == 0).then(|| nothing.into())
+    let done = unsafe { libc::pthread_atfork(None, None, Some(replace_sockets_in_child)) };
+    (done == 0).then(|| null.into())
 }
 
-extern "C" fn in_child() {
-    let Some(Some(nothing)) = NOTHING.get() else {
+extern "C" fn replace_sockets_in_child() {
+    let Some(Some(null)) = DEV_NULL.get() else {
         return;
     };
-    for place in &SOCKETS {
-        let socket = place.swap(NO_SOCKET, Relaxed);
+    for entry in &SOCKETS {
+        let socket = entry.swap(NO_SOCKET, Relaxed);
         if socket != NO_SOCKET {
             // SAFETY: a system call. The descriptor is this child's own copy, whose connection is of no use to it.
-            unsafe { libc::dup3(nothing.as_raw_fd(), socket, libc::O_CLOEXEC) };
+            unsafe { libc::dup3(null.as_raw_fd(), socket, libc::O_CLOEXEC) };
         }
     }
 }

@@ -7,13 +7,10 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Interrupt, Result};
 
 /// Longest time between two calls of an [`InterruptCheck`]. Ctrl-C in Python takes effect within it.
 pub const SLICE: Duration = Duration::from_millis(200);
-
-/// Reason for which an owner ends a wait.
-pub type Interrupt = Box<dyn std::error::Error + Send + Sync>;
 
 /// Callback that runs at least every [`SLICE`] of a wait. If it fails, the wait ends with [`Error::Interrupted`].
 pub type InterruptCheck = Arc<dyn Fn() -> std::result::Result<(), Interrupt> + Send + Sync>;
@@ -56,8 +53,8 @@ impl<'a> Timeout<'a> {
         self.waited() >= self.limit
     }
 
-    /// Sleeps for `time`, or until the limit if that comes first, in slices.
-    pub(crate) fn nap(&self, time: Duration) -> Result<()> {
+    /// Sleeps for `time`, or until the limit if that comes first. The owner may interrupt it.
+    pub(crate) fn sleep(&self, time: Duration) -> Result<()> {
         let end = Instant::now() + time.min(self.left());
         loop {
             (self.interrupt_check)().map_err(Error::Interrupted)?;

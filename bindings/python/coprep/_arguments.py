@@ -1,4 +1,4 @@
-"""Interpretation of a loader's arguments: its samples, their order, and the rank of this process."""
+"""Checks of a loader's arguments, and the order that they describe."""
 
 from __future__ import annotations
 
@@ -12,28 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coprep._coprep import MOST_DRAWS
+from coprep._options import Cohort, Draws
 
 Ids = npt.NDArray[Any]
 _START_METHODS = ["fork", "spawn", "forkserver"]
-
-
-class Draws(NamedTuple):
-    """An epoch of independent draws with replacement."""
-
-    length: int
-    """Number of draws of an epoch."""
-    weights: bytes | None
-    """Weights of the samples, as 64-bit floats, or ``None`` if all samples are equally likely."""
-
-    @property
-    def identity(self) -> str:
-        """Returns a text that distinguishes these draws from others in the state of a loader."""
-        if self.weights is None:
-            return str(self.length)
-        # Imported here, since it is slow to import and few jobs have weights.
-        import hashlib
-
-        return f"{self.length}-{hashlib.blake2b(self.weights, digest_size=16).hexdigest()}"
 
 
 class Order(NamedTuple):
@@ -47,14 +29,6 @@ class Order(NamedTuple):
     world_size: int | None = None
     batch_size: int | None = None
     drop_last: bool = False
-
-
-class Place(NamedTuple):
-    """The rank of this process within its job."""
-
-    rank: int
-    world_size: int
-    group: str
 
 
 def is_iterable_dataset(dataset: Any) -> bool:
@@ -147,74 +121,10 @@ def seed_of(generator: Any) -> int | None:
     return None if generator is None else int(generator.initial_seed()) & (2**64 - 1)
 
 
-def place(rank: int | None, world_size: int | None, group: str | None) -> Place:
-    """Returns the rank as given, or as ``torch.distributed`` or else the launcher (``RANK``, ``WORLD_SIZE``) sets it.
-
-    Raises:
-        ValueError: the ranks are on several nodes.
-    """
-    if rank is None or world_size is None:
-        rank, world_size = _found()
-    return Place(rank, world_size, _launch() if group is None else group)
-
-
-def has_other_ranks(rank: int | None, world_size: int | None, group: str | None) -> bool:
-    """Returns whether the job of this process has other ranks, on whatever nodes."""
-    try:
-        return place(rank, world_size, group).world_size > 1
-    except ValueError:
-        # Only ranks on several nodes are refused, so there are others.
-        return True
-
-
-def _found() -> tuple[int, int]:
-    torch: Any = sys.modules.get("torch")
-    env = os.environ
-    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        found = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    elif "RANK" in env and "WORLD_SIZE" in env:
-        found = int(env["RANK"]), int(env["WORLD_SIZE"])
-    else:
-        return 0, 1
-    local = int(env.get("LOCAL_WORLD_SIZE", found[1]))
-    if local != found[1]:
-        raise ValueError(
-            f"this job has {found[1]} ranks, {local} of them on this node: ranks share a loader within a node only. "
-            "Give each node its part of the samples (subset=) and the ranks of the node (rank=, world_size=)"
-        )
-    return found
-
-
-def _launch() -> str:
-    """Returns a name that all processes of one launch share."""
-    env = os.environ
-    for variable in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE"):
-        if env.get(variable, "none") != "none":
-            return f"{variable}={env[variable]}"
-    if "MASTER_PORT" in env:
-        return f"{env.get('MASTER_ADDR', '')}:{env['MASTER_PORT']}"
-    # Ranks that were started by hand may have different parents.
-    return _agreed() or f"parent={os.getppid()}"
-
-
-def _agreed() -> str | None:
-    """Returns a name on which the ranks of ``torch.distributed`` agree, or ``None`` if they cannot agree."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return None
-    try:
-        store = torch.distributed.distributed_c10d._get_default_store()
-        # The first rank to come sets the name, and later ones receive it. No rank waits for another.
-        return f"store={store.compare_set('coprep/group', '', os.urandom(16).hex()).decode()}"
-    except (AttributeError, RuntimeError):
-        # This version of PyTorch, or this kind of store, does not offer it.
-        return None
-
-
-def cohort(name: str | None, size: int | None) -> tuple[str, int] | None:
+def cohort(name: str | None, size: int | None) -> Cohort | None:
     """Returns the cohort as given, or from ``COPREP_COHORT=name:size``, or ``None``."""
     if name is not None and size is not None:
-        return name, integer("cohort_size", size, 1, 2**31 - 1)
+        return Cohort(name, integer("cohort_size", size, 1, 2**31 - 1))
     if name is not None or size is not None:
         raise ValueError("cohort and cohort_size go together: give both or neither")
     setting = os.environ.get("COPREP_COHORT", "")
@@ -223,7 +133,7 @@ def cohort(name: str | None, size: int | None) -> tuple[str, int] | None:
     name, colon, number = setting.rpartition(":")
     if not colon or not name or not number.isdecimal():
         raise ValueError(f"COPREP_COHORT is {setting!r}: it must be a name and a number of jobs, such as search:4")
-    return name, integer("the size in COPREP_COHORT", int(number), 1, 2**31 - 1)
+    return Cohort(name, integer("the size in COPREP_COHORT", int(number), 1, 2**31 - 1))
 
 
 def check_workers(

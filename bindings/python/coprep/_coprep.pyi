@@ -3,15 +3,17 @@
 import enum
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
+from coprep._options import JobOptions, ResumeFrom
+from coprep._ranks import RankId
 from coprep._usercode import Launch
 
 __version__: str
 MOST_DRAWS: int
 """Most draws of an epoch."""
 MOST_OWN_SAMPLES: int
-"""Most samples of an epoch whose order a member of a cohort tells."""
+"""Most samples of an epoch whose order a member of a cohort proposes."""
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"] | enum.Enum
 """Name of an interpolation, or torchvision's ``InterpolationMode``."""
@@ -102,7 +104,7 @@ class Pipeline:
 
 def warm(
     pipeline: Pipeline,
-    tell: Callable[[str], object],
+    report: Callable[[str], object],
     *,
     socket: str | os.PathLike[str] | None = None,
     cache: str | None = None,
@@ -120,33 +122,30 @@ class Array:
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
+class JobState(TypedDict):
+    """The state of a job. All of it but ``all_ranks`` makes a ``ResumeFrom``."""
+
+    epoch: int
+    delivered: bytes
+    """Ids that were given in the epoch, as a Roaring bitmap in its portable format."""
+    seed: int
+    samples: int
+    """Samples of the dataset."""
+    order: bytes | None
+    """Ids of the epoch in their order, native-endian, 32 bits each, if the job proposed its order."""
+    all_ranks: bool
+    """``True`` if the ids are those of all ranks of the job."""
+
 class Loader:
+    """One rank of a job."""
+
     def __init__(
         self,
         pipeline: Pipeline,
+        options: JobOptions,
         *,
-        name: str,
-        socket: str | os.PathLike[str] | None,
-        timeout: float,
-        batch_size: int,
-        shuffle: bool,
-        draws: tuple[int, bytes | None] | None,
-        relaxed: bool,
-        seed: int | None,
-        drop_last: bool,
-        rank: int,
-        world_size: int,
-        group: str,
-        skip_errors: bool,
-        subset: bytes | None,
-        mask_samples: int | None,
-        cohort: tuple[str, int] | None,
-        is_told: bool,
-        cache: str | None,
-        cache_bytes: int | None,
-        lru: bool,
-        reuse: int,
-        resume: tuple[int, bytes, int, int, bytes | None] | None,
+        rank_id: RankId,
+        resume: ResumeFrom | None,
         code: tuple[Launch, Callable[[], bytearray]] | None,
         preparation: Preparation | None,
     ) -> None: ...
@@ -154,7 +153,7 @@ class Loader:
     def next(self) -> list[Array] | None: ...
     def batches_per_epoch(self) -> int: ...
     def attached(self) -> dict[str, Any]: ...
-    def state(self) -> tuple[int, bytes, int, int, bytes | None, bool]: ...
+    def state(self) -> JobState: ...
     def epoch(self) -> int: ...
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
@@ -168,26 +167,67 @@ class Preparation:
 
     def __init__(self, launch: Launch, *, dataset: str, name: str, socket: str | os.PathLike[str] | None) -> None: ...
 
+class SampleTask:
+    """A sample to make."""
+
+    @property
+    def is_first(self) -> bool:
+        """``True`` for the first sample of its chunk."""
+    @property
+    def id(self) -> int:
+        """Sample id, which is the position in the dataset."""
+    @property
+    def slot(self) -> tuple[int, int] | None:
+        """Buffer and slot to write to. ``None`` if ``WorkerLink.wait_for_slot`` has to ask for them."""
+    @property
+    def keep(self) -> bool:
+        """``True`` if the deterministic part is to be kept in the scratch file, for the cache."""
+    @property
+    def key(self) -> int:
+        """Key of the sample's random numbers."""
+    @property
+    def cached_at(self) -> int:
+        """Offset of the cached deterministic part in the scratch file."""
+    @property
+    def cached_size(self) -> int:
+        """Bytes of the cached deterministic part. 0 if it is not cached."""
+    @property
+    def visit(self) -> int:
+        """Number of the visit of this sample, which the random numbers depend on."""
+
 class WorkerLink:
     """A worker process's end of its socket, which takes requests for samples one at a time and reports the results."""
 
     def __init__(self, socket: int, task_table: int | None, seed: int) -> None: ...
-    def next(self) -> tuple[bool, int, tuple[int, int] | None, bool, int, int, int, int] | bytes | None:
-        """Returns the next sample to make, or a message of another kind, or ``None`` if the coordinator is gone.
-
-        A sample is: whether it is the first of its chunk, its id, its buffer and slot if they are certain, whether to
-        keep its deterministic part, the key of its random numbers, offset and length of its cached part, and its
-        visit.
-        """
+    def next(self) -> SampleTask | bytes | None:
+        """Returns the next sample to make, or a message of another kind, or ``None`` if the coordinator is gone."""
 
     def scratch(self) -> tuple[int, int]:
         """Returns the number of the chunk's scratch file, and the end of the cached values in it."""
 
-    def made(self) -> None: ...
-    def place(self) -> tuple[int, int] | None: ...
-    def done(self, at: int, size: int, blob: int) -> None: ...
-    def raised(self, what: bytes) -> None: ...
-    def room(self, size: int) -> int | None: ...
+    def note_made(self) -> None:
+        """Notes that the deterministic part of the sample is made."""
+
+    def wait_for_slot(self) -> tuple[int, int] | None:
+        """Returns buffer and slot for a sample that is made, or ``None`` if the coordinator is gone."""
+
+    def report_done(self, at: int, size: int, blob: int) -> None:
+        """Reports that the sample is written.
+
+        Args:
+            at, size: offset and size of its deterministic part in the scratch file, if that was kept.
+            blob: number of its bytes of no fixed size.
+        """
+
+    def report_raised(self, exception: bytes) -> None:
+        """Reports that the sample raised this exception, which is JSON."""
+
+    def wait_for_room(self, size: int) -> int | None:
+        """Returns the offset in the staging area for a sample that is larger than its slot.
+
+        ``None`` means that the sample is not to be written, and the next one follows.
+        """
+
     def answer(self, message: bytes) -> None: ...
 
 def keep_freed_memory() -> None: ...

@@ -171,18 +171,18 @@ def describe(error: BaseException) -> str:
 
     Long texts are cut, with a note.
     """
-    told = traceback.TracebackException.from_exception(error)
-    _hide_frames(told)
-    text = cut("".join(cut(line, _LINE) for line in told.format()).rstrip(), _TEXT)
+    trace = traceback.TracebackException.from_exception(error)
+    _hide_frames(trace)
+    text = cut("".join(cut(line, _LINE) for line in trace.format()).rstrip(), _TEXT)
     # File names may contain bytes that are not text, which no message can carry.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _hide_frames(told: traceback.TracebackException | None) -> None:
-    if told is None:
+def _hide_frames(trace: traceback.TracebackException | None) -> None:
+    if trace is None:
         return
-    told.stack[:] = [frame for frame in told.stack if os.path.dirname(frame.filename) != _HERE]
-    for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+    trace.stack[:] = [frame for frame in trace.stack if os.path.dirname(frame.filename) != _HERE]
+    for other in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):
         _hide_frames(other)
 
 

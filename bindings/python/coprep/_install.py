@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from coprep import _arguments as arguments
 from coprep._errors import CannotTravel
 from coprep._loader import DataLoader
+from coprep._ranks import GivenRank
 from coprep._unshared import torch_class
 
 if TYPE_CHECKING:
@@ -151,20 +152,20 @@ class _AsPyTorch(DataLoader[Any]):
     _notes: Any = None
     """A batch sampler that notes the ids it gives, asked for its next ids at each batch."""
 
-    def _one_order(self, shuffle: bool | None, subset: Any) -> arguments.Order | None:
+    def _decide_order(self, shuffle: bool | None, subset: Any) -> arguments.Order | None:
         inner = _noted(self._batch_sampler)
         order = None if inner is None or subset is not None else arguments.order_of(inner, self.dataset)
         # The sampler notes the right batches only if its order is that of the loader, so a fixed one.
         if isinstance(order, arguments.Order) and not order.shuffle and order.world_size is None:
             self._notes = self._batch_sampler
             return order
-        return super()._one_order(shuffle, subset)
+        return super()._decide_order(shuffle, subset)
 
-    def _made(self) -> None:
-        rank, world_size, group = self._place
-        if world_size is None:
+    def _finish_init(self) -> None:
+        given = self._given_rank
+        if given.world_size is None:
             # Each process has the whole dataset, since there is no DistributedSampler.
-            self._place = (rank or 0, 1, group)
+            self._given_rank = GivenRank(given.rank or 0, 1, given.group)
         # Libraries compare num_workers with a number.
         if self._torchs is not None:
             self.num_workers = self._torchs.num_workers
@@ -185,7 +186,7 @@ class _AsPyTorch(DataLoader[Any]):
             iterator = super().__iter__()
             return iterator if self._notes is None else _Noting(iterator, iter(self._notes))
         except CannotTravel as error:
-            if self._options["subset"] is not None and self._sampler is self._batch_sampler is None:
+            if self._options.subset is not None and self._sampler is self._batch_sampler is None:
                 raise  # PyTorch has no such argument.
             self._private = self._unshared(str(error), shuffle=self._shuffle)
         return iter(self._private)

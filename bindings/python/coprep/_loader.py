@@ -1,38 +1,28 @@
-"""The data loader: arguments, samplers and PyTorch's interface. The connection to the coordinator is native."""
+"""The data loader, which puts the parts together. The connection to the coordinator is native."""
 
 from __future__ import annotations
 
 import atexit
-import base64
 import contextlib
-import itertools
 import json
 import os
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 import numpy.typing as npt
 
 from coprep import _arguments as arguments
-from coprep import _coprep
-from coprep._batches import (
-    NOTHING,
-    Images,
-    InJob,
-    Iterated,
-    Make,
-    Samples,
-    framework_of,
-    pinner,
-    samples_errors,
-    users_exception,
-)
+from coprep import _coprep, _sharing, _state
+from coprep._batches import Images, InJob, Iterated, Make, Samples, framework_of, pinner, samples_errors
+from coprep._epoch import Epoch
 from coprep._errors import CacheWarning, CoprepError, SampleError
-from coprep._orders import CannotBeShared, OwnOrder, own_order
-from coprep._unshared import Transformed, TransformedBatch, torch_loader, warn_unshared
+from coprep._options import JobOptions, ResumeFrom
+from coprep._orders import CannotBeShared, OwnOrder
+from coprep._ranks import GivenRank
+from coprep._torch_interface import TorchInterface, default_collate
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -44,35 +34,24 @@ else:
 
     T_co = TypeVar("T_co", covariant=True)
 
-STATE_VERSION = 2
-"""Version of the states that this loader takes. Version 1 has bytes where version 2 has text; both can be loaded."""
 _TIMEOUT = 600.0
 """Seconds to wait if no ``timeout`` is given."""
 _LONGEST = 1e7
 """Longest ``timeout`` in seconds (116 days). A longer one, infinity too, is cut to this."""
-_EMPTY_SET = b"\x3a\x30\x00\x00\x00\x00\x00\x00"
-"""The empty set as a Roaring bitmap, in its portable format."""
-
 _preparations: weakref.WeakKeyDictionary[DataLoader[Any], _coprep.Preparation] = weakref.WeakKeyDictionary()
 """Preparations of loaders that are not connected yet. Not attributes, since such a loader can be pickled."""
-_own_orders = itertools.count()
-"""Counts the loaders with samplers of their own that ``COPREP_COHORT`` makes members of a cohort."""
-_ranks: weakref.WeakSet[DataLoader] = weakref.WeakSet()
+_with_other_ranks: weakref.WeakSet[DataLoader] = weakref.WeakSet()
 """Loaders of jobs with several ranks."""
 
 
 @atexit.register
 def _leave_jobs() -> None:
-    """Tells the other ranks of this process's jobs that it ends, while it still can."""
-    for loader in list(_ranks):
+    """Lets the other ranks of this process's jobs know that it ends, while it still can."""
+    for loader in list(_with_other_ranks):
         loader.close()
 
 
-_FIXED = ("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers")
-"""Attributes that cannot be set after the loader was made, as with PyTorch."""
-
-
-class DataLoader(Generic[T_co]):
+class DataLoader(TorchInterface, Generic[T_co]):
     """Iterates over minibatches that are prepared once for all concurrent jobs that need them.
 
     Takes the arguments of ``torch.utils.data.DataLoader`` with their meaning there, and some more. ``DataLoader[T]``
@@ -217,7 +196,7 @@ class DataLoader(Generic[T_co]):
         self.batch_size = size if batch_sampler is None else None
         self.num_workers: int | None = num_workers
         self._given_workers = num_workers
-        self.collate_fn = collate_fn if collate_fn is not None else _default_collate(size)
+        self.collate_fn = collate_fn if collate_fn is not None else default_collate(size)
         self.pin_memory = pin_memory
         self.pin_memory_device = pin_memory_device
         self.drop_last = bool(drop_last)
@@ -235,12 +214,9 @@ class DataLoader(Generic[T_co]):
         self._batched = size is not None
         self._with_index = with_index
         self._framework = framework_of(framework)
-        self._private: Any = None
+        self._private = None
         self._own_order: OwnOrder | None = None
-        self._iterated: Any = None
-        """PyTorch's loader of an iterable dataset that is shared. This process never iterates it: it only looks at it
-        for attributes and the length.
-        """
+        self._iterated = None
         self._cohort = arguments.cohort(cohort, cohort_size)
         self._names_cohort = cohort is not None
         self._is_native = isinstance(dataset, _coprep.Pipeline)
@@ -256,69 +232,78 @@ class DataLoader(Generic[T_co]):
             arguments.integer("world_size", world_size, 1, 4096)
         if rank is not None:
             arguments.integer("rank", rank, 0, (world_size or 4096) - 1)
-        self._place = (rank, world_size, group)
-        one_order = self._one_order(shuffle, subset)
-        self._options: dict[str, Any] = {
-            "name": name or os.path.basename(sys.argv[0] or "python"),
-            "socket": socket,
+        self._given_rank = GivenRank(rank, world_size, group)
+        shared_order = self._decide_order(shuffle, subset)
+        self._options = JobOptions(
+            name=name or os.path.basename(sys.argv[0] or "python"),
+            socket=socket,
             # Two workers in a row may each spend the limit on a sample before its failure is reported.
-            "timeout": self._limit if self._is_native else 3 * self._limit,
-            "batch_size": size or 1,
-            "shuffle": self._shuffle,
-            "draws": None,
-            "relaxed": order == "relaxed",
-            "seed": arguments.seed_of(generator) if seed is None else arguments.integer("seed", seed, 0, 2**64 - 1),
-            "drop_last": self.drop_last,
-            "skip_errors": on_error == "skip",
-            "subset": None,
-            "mask_samples": None,
-            "cohort": self._cohort,
-            "is_told": self._own_order is not None,
-            "cache": cache,
-            "cache_bytes": _coprep.parse_size(cache_bytes) if isinstance(cache_bytes, str) else cache_bytes,
-            "lru": cache_policy == "lru",
-            "reuse": 0 if reuse is None else arguments.integer("reuse", reuse, 1, 2**31 - 1),
-        }
-        self._apply(one_order)
+            timeout=self._limit if self._is_native else 3 * self._limit,
+            batch_size=size or 1,
+            shuffle=self._shuffle,
+            draws=None,
+            relaxed=order == "relaxed",
+            seed=arguments.seed_of(generator) if seed is None else arguments.integer("seed", seed, 0, 2**64 - 1),
+            drop_last=self.drop_last,
+            skip_errors=on_error == "skip",
+            subset=None,
+            mask_samples=None,
+            cohort=self._cohort,
+            proposes_order=False,
+            cache=cache,
+            cache_bytes=_coprep.parse_size(cache_bytes) if isinstance(cache_bytes, str) else cache_bytes,
+            lru=cache_policy == "lru",
+            reuse=0 if reuse is None else arguments.integer("reuse", reuse, 1, 2**31 - 1),
+        )
+        self._apply(shared_order)
         if self._own_order is not None:
-            self._set_own_order(self._own_order)
+            self._options = _sharing.with_own_order(self._options, self._own_order)
+            self._join_as_one_job()
         if self._iterated is not None:
-            self._set_iterated()
+            self._options = _sharing.of_iteration(self._options)
+            self._join_as_one_job()
         if subset is not None:
             self._set_subset(subset)
         self._code: Any = None
         self._identity: Any = None
-        self._make: Make = self._maker(spawn, on_error == "skip")
+        self._make: Make = self._choose_maker(spawn, on_error == "skip")
         self._pin = pinner(pin_memory, pin_memory_device)
         self._loader: _coprep.Loader | None = None
-        self._resume: tuple[int, bytes, int, int, bytes | None] | None = None
+        self._resume: ResumeFrom | None = None
         self._resumes_order = False
         self._closed = False
         self._has_warned = False
-        self._made()
+        self._finish_init()
         self._iteration = 0
         self._prepare()
 
     # Interpreting the arguments.
 
-    def _made(self) -> None:
+    def _finish_init(self) -> None:
         """Lets a class that derives from this one finish a loader."""
 
     def _own_collate(self, collate_fn: Any) -> Any:
+        """Returns the user's ``collate_fn``, or ``None`` for the default. A derived class may know better."""
         return collate_fn
 
-    def _one_order(self, shuffle: bool | None, subset: Any) -> arguments.Order | None:
+    def _decide_order(self, shuffle: bool | None, subset: Any) -> arguments.Order | None:
+        """Decides how jobs share the samples. Sets the attributes of an order that needs a cohort, or of unshared ones.
+
+        Returns:
+            the order that a sampler of PyTorch describes, or ``None`` if there is no such sampler.
+        """
         if arguments.is_iterable_dataset(self.dataset):
             if subset is not None:
                 raise ValueError("subset names samples by their ids, and an IterableDataset has none: leave it out")
-            why = self._why_not_iterated()
+            why = _sharing.why_not_iterated(
+                self.dataset, self._cohort, self._given_rank, self._with_index, self._batches
+            )
             if why is None:
                 self._iterated = self._torch_loader(shuffle)
             else:
                 self._private = self._unshared(why, shuffle=shuffle)
             return None
-        sampler = self._sampler if self._sampler is not None else self._batch_sampler
-        if sampler is None:
+        if self._sampler is None and self._batch_sampler is None:
             return None
         if isinstance(self.dataset, str):
             raise ValueError(
@@ -326,37 +311,17 @@ class DataLoader(Generic[T_co]):
             )
         if subset is not None:
             raise ValueError("subset and a sampler both say which samples: give one of them")
-        order = arguments.order_of(sampler, self.dataset)
-        if isinstance(order, arguments.Order) and order.batch_size is not None and self._sampler is not None:
-            order = "it gives lists of ids, of which the dataset makes batches"
+        order = _sharing.order_of(self.dataset, self._sampler, self._batch_sampler, self._cohort, self._given_rank)
         if isinstance(order, arguments.Order):
             return order
-        own = self._order_of_cohort(order)
-        if isinstance(own, OwnOrder):
-            self._own_order = own
+        if isinstance(order, OwnOrder):
+            self._own_order = order
         else:
-            self._private = self._unshared(own)
-        return None
-
-    def _why_not_iterated(self) -> str | None:
-        """Returns why an iterable dataset is not shared, or ``None`` if its cohort shares it."""
-        why = f"{type(self.dataset).__name__} is an IterableDataset, whose samples have no ids"
-        if self._cohort is None:
-            return f"{why}, so that only a cohort can share it"
-        if arguments.has_other_ranks(*self._place):
-            return f"{why}, and each rank has its own"
-        if self._with_index:
-            return why
-        from coprep._usercode import UserCode
-
-        try:
-            UserCode(self._batches(), None, None, whole=True, batched=True, spawn=False).identity()
-        except TypeError as error:
-            # Not an error: PyTorch's own loader need not pickle the dataset.
-            return str(error)
+            self._private = self._unshared(order)
         return None
 
     def _batches(self) -> Any:
+        """Returns an iterable dataset in the form that travels to the process that iterates it."""
         from coprep._iterables import Batches
 
         return Batches(
@@ -370,83 +335,32 @@ class DataLoader(Generic[T_co]):
             prefetch_factor=self.prefetch_factor,
         )
 
-    def _set_iterated(self) -> None:
-        options = self._options
-        if options["cache"] not in (None, "auto", "off") or options["reuse"]:
-            raise ValueError(
-                "the batches of an IterableDataset have no ids, so that none can be cached: leave cache and reuse out"
-            )
-        # To the coordinator each batch is one sample.
-        options.update(batch_size=1, drop_last=False, relaxed=False, cache="off", cache_bytes=None)
-        self._join_alone()
-
-    def _order_of_cohort(self, why: str) -> OwnOrder | str:
-        """Returns the order of a sampler that the cohort shares, or the reason why it is not shared.
-
-        Args:
-            why: the reason outside of a cohort.
-        """
-        if self._cohort is None or not (self._is_native or hasattr(self.dataset, "__len__")):
-            return why
-        if arguments.has_other_ranks(*self._place):
-            return f"{why}, and each rank has its own"
-        return own_order(self._sampler, self._batch_sampler)
-
-    def _set_own_order(self, order: OwnOrder) -> None:
-        self._refuse_reuse()
-        if order.batch_size is not None:
-            self._options["batch_size"] = order.batch_size
-        self._join_alone()
-
-    def _join_alone(self) -> None:
+    def _join_as_one_job(self) -> None:
         """Makes this process one member of the cohort, and keeps this loader apart from the program's others."""
-        rank, world_size, group = self._place
-        if world_size is None:
-            self._place = (0, 1, group)
+        if self._given_rank.world_size is None:
+            self._given_rank = GivenRank(0, 1, self._given_rank.group)
         if self._cohort is not None and not self._names_cohort:
-            # COPREP_COHORT is one name for all loaders of the program. Two loaders on one dataset would be taken for
-            # two jobs, so each loader with a sampler of its own or an iterable dataset gets a number, in the order in
-            # which the program makes them.
-            name, size = self._cohort
-            number = next(_own_orders)
-            self._options["cohort"] = (f"{name}, loader {number + 1}" if number else name, size)
-
-    def _refuse_reuse(self) -> None:
-        if self._options["reuse"]:
-            raise ValueError(
-                "reuse counts the epochs that a prepared sample is used for, and this sampler may give a sample many "
-                "times in one, or not at all: leave reuse out, or give cache='prepared'"
-            )
+            self._options = self._options._replace(cohort=_sharing.numbered(self._cohort))
 
     def _apply(self, order: arguments.Order | None) -> None:
         if order is None:
             return
-        options = self._options
-        options["shuffle"] = order.shuffle
-        options["draws"] = order.draws
-        if order.draws is not None:
-            self._refuse_reuse()
+        self._options = _sharing.with_order(self._options, order)
         if order.subset is not None:
             self._set_subset(order.subset)
-        if options["seed"] is None:
-            options["seed"] = order.seed
-        if order.batch_size is not None:
-            options["batch_size"] = order.batch_size
-        if order.drop_last:
-            options["drop_last"] = True
-        rank, world_size, group = self._place
-        if world_size is None:
-            self._place = (order.rank, order.world_size, group)
+        if self._given_rank.world_size is None:
+            self._given_rank = GivenRank(order.rank, order.world_size, self._given_rank.group)
 
     def _set_subset(self, given: Any) -> None:
         subset = arguments.subset(given, self._known_length)
-        self._options["subset"], self._options["mask_samples"] = subset
+        self._options = self._options._replace(subset=subset.ids, mask_samples=subset.mask)
 
     def _known_length(self) -> int | None:
         """Returns the number of samples of the dataset, or ``None`` if only the coordinator knows it."""
         return None if self._is_native or isinstance(self.dataset, str) else len(self.dataset)
 
-    def _maker(self, spawn: bool, skip_errors: bool) -> Make:
+    def _choose_maker(self, spawn: bool, skip_errors: bool) -> Make:
+        """Returns the function that makes batches of the coordinator's arrays. Sets the code that workers run."""
         if self._is_native:
             return Images(self._framework, self._with_index)
         from coprep._usercode import UserCode
@@ -467,111 +381,13 @@ class DataLoader(Generic[T_co]):
         )
         if not self._is_in_job:
             return samples
-        uses = self._options["reuse"] or (0 if self._options["cache"] == "prepared" else None)
+        uses = self._options.reuse or (0 if self._options.cache == "prepared" else None)
         return InJob(self._code, samples, skip_errors, uses)
-
-    def _unshared(self, why: str, shuffle: bool | None = None) -> Any:
-        """Returns PyTorch's own loader of this dataset, and warns that it shares nothing."""
-        if self._is_native:
-            raise ValueError(f"a native pipeline cannot have this order ({why}): use shuffle, subset and batch_size")
-        if self._with_index or self._framework == "numpy":
-            raise ValueError(f"this loader cannot share ({why}): with_index and framework='numpy' need one that can")
-        warn_unshared(why)
-        return self._torch_loader(shuffle)
-
-    def _torch_loader(self, shuffle: bool | None) -> Any:
-        is_iterable = arguments.is_iterable_dataset(self.dataset)
-        # Each worker iterates over all of an iterable dataset: a second one would repeat every sample.
-        default = 0 if is_iterable else len(os.sched_getaffinity(0))
-        workers = default if self._given_workers is None else self._given_workers
-        batching: dict[str, Any] = {"batch_sampler": self._batch_sampler}
-        if self._batch_sampler is None:
-            batching = {"batch_size": self.batch_size, "sampler": self._sampler, "drop_last": self.drop_last}
-            batching["shuffle"] = shuffle
-        dataset, collate = self.dataset, self._collate
-        if self.transform is not None and is_iterable:
-            collate = TransformedBatch(self.transform, collate, self._batched)
-        elif self.transform is not None:
-            dataset = Transformed(dataset, self.transform)
-        return torch_loader(
-            dataset,
-            num_workers=workers,
-            collate_fn=collate,
-            pin_memory=self.pin_memory,
-            timeout=self.timeout if workers else 0,
-            worker_init_fn=self.worker_init_fn,
-            multiprocessing_context=self.multiprocessing_context,
-            generator=self.generator,
-            prefetch_factor=self.prefetch_factor,
-            persistent_workers=self.persistent_workers,
-            in_order=self.in_order,
-            **batching,
-        )
-
-    @property
-    def _torchs(self) -> Any:
-        """PyTorch's own loader, if the dataset is iterable or cannot be shared."""
-        return self._private if self._private is not None else self._iterated
 
     @property
     def _is_in_job(self) -> bool:
         """Returns whether samples are made in this process."""
         return self._given_workers == 0 and not self._is_native and self._iterated is None
-
-    @property
-    def sampler(self) -> Any:
-        """The sampler that was given, else PyTorch's sampler of the same order."""
-        if self._sampler is not None:
-            return self._sampler
-        if self._torchs is not None:
-            return self._torchs.sampler
-        import torch.utils.data as data
-
-        return data.RandomSampler(self.dataset) if self._shuffle else data.SequentialSampler(self.dataset)
-
-    @property
-    def batch_sampler(self) -> Any:
-        """The batch sampler that was given, else PyTorch's batch sampler of the same batches."""
-        if self._batch_sampler is not None or self.batch_size is None:
-            return self._batch_sampler
-        if self._torchs is not None:
-            return self._torchs.batch_sampler
-        import torch.utils.data as data
-
-        return data.BatchSampler(self.sampler, self.batch_size, self.drop_last)
-
-    # Private attributes of PyTorch's loader that programs and libraries read nonetheless.
-
-    @property
-    def _auto_collation(self) -> bool:
-        """Returns whether batches are made of samples."""
-        return self._batch_sampler is not None or self.batch_size is not None
-
-    @property
-    def _index_sampler(self) -> Any:
-        """Returns the sampler of batches, or without batching the sampler of samples."""
-        return self.batch_sampler if self._auto_collation else self.sampler
-
-    @property
-    def _dataset_kind(self) -> Any:
-        from torch.utils.data import dataloader
-
-        return dataloader._DatasetKind.Map if self._torchs is None else self._torchs._dataset_kind
-
-    @property
-    def _iterator(self) -> Any:
-        """The iterator that PyTorch's own loader keeps for persistent workers. A shared loader keeps none."""
-        return None if self._private is None else self._private._iterator
-
-    @_iterator.setter
-    def _iterator(self, iterator: Any) -> None:
-        if self._private is not None:
-            self._private._iterator = iterator
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _FIXED and "_iteration" in self.__dict__:
-            raise ValueError(f"{name} cannot be set after the loader was made: make another loader")
-        super().__setattr__(name, value)
 
     # The connection.
 
@@ -591,12 +407,12 @@ class DataLoader(Generic[T_co]):
         return self._loader
 
     def _connect(self) -> _coprep.Loader:
-        place = arguments.place(*self._place)
-        mask = self._options["mask_samples"]
+        rank_id = self._given_rank.resolve()
+        mask = self._options.mask_samples
         if mask is not None:
             # The dataset may have changed since the loader was made.
             arguments.check_mask(mask, self._known_length())
-            arguments.check_mask(mask, self._resume and self._resume[3])
+            arguments.check_mask(mask, None if self._resume is None else self._resume.samples)
         code = None
         pipeline = self.dataset
         if self._code is not None:
@@ -608,20 +424,19 @@ class DataLoader(Generic[T_co]):
             split = self.transform is not None and self._iterated is None
             pipeline = identity.pipeline(split=split, in_job=in_job)
             code = None if in_job else (self._launch(), self._code.packed)
-        options = dict(self._options)
+        options = self._options
         if self._is_in_job:
-            options.update(cache="off", cache_bytes=None, reuse=0)
-        if place.world_size > 1:
-            _ranks.add(self)
+            # The coordinator has no values of this dataset to cache.
+            options = options._replace(cache="off", cache_bytes=None, reuse=0)
+        if rank_id.world_size > 1:
+            _with_other_ranks.add(self)
         return _coprep.Loader(
             pipeline,
-            rank=place.rank,
-            world_size=place.world_size,
-            group=place.group,
+            options,
+            rank_id=rank_id,
             resume=self._resume,
             code=code,
             preparation=_preparations.pop(self, None),
-            **options,
         )
 
     def _launch(self) -> Any:
@@ -634,7 +449,7 @@ class DataLoader(Generic[T_co]):
             return
         # Importing early is only a head start. An error that lasts is raised when the loader is used.
         with contextlib.suppress(Exception):
-            name, socket = self._options["name"], self._options["socket"]
+            name, socket = self._options.name, self._options.socket
             _preparations[self] = _coprep.Preparation(self._launch(), dataset=self._code.name, name=name, socket=socket)
 
     def _follow_dataset(self) -> None:
@@ -653,13 +468,13 @@ class DataLoader(Generic[T_co]):
         Changed weights count in the next epoch with PyTorch's sampler too.
         """
         sampler = self._sampler if self._sampler is not None else self._batch_sampler
-        if self._options["draws"] is None or sampler is None:
+        if self._options.draws is None or sampler is None:
             return
         order = arguments.order_of(sampler, self.dataset)
         if isinstance(order, str):
             raise ValueError(f"the sampler was changed, and its draws can no longer be shared: {order}")
-        if order.draws != self._options["draws"]:
-            self._options["draws"] = order.draws
+        if order.draws != self._options.draws:
+            self._options = self._options._replace(draws=order.draws)
             self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -669,7 +484,7 @@ class DataLoader(Generic[T_co]):
         epoch = self._loader.epoch()
         attached = self._loader.attached()
         samples = attached["dataset_samples"] if self._iterated is not None else _samples(self.dataset, attached)
-        self._resume = (epoch, _EMPTY_SET, attached["seed"], samples, None)
+        self._resume = ResumeFrom(epoch, _state.EMPTY_SET, attached["seed"], samples, None)
         self._loader.close()
         self._loader = None
 
@@ -707,7 +522,15 @@ class DataLoader(Generic[T_co]):
         if failed is None:
             # A failed start leaves no stream that could be asked.
             self._warn_of_cold_cache()
-        return _Epoch(self, self._iteration, failed)
+        number = self._iteration
+        return Epoch(
+            self._native,
+            self._make,
+            self._pin,
+            length=self.__len__,
+            is_current=lambda: self._iteration == number,
+            failed=failed,
+        )
 
     def _next_order(self) -> bytes | None:
         """Returns the order that the user's own sampler gives the next epoch."""
@@ -720,7 +543,7 @@ class DataLoader(Generic[T_co]):
 
     def _warn_of_cold_cache(self) -> None:
         """Warns once, on one rank, if a cache was warmed for such jobs and this job does not use it."""
-        if self._has_warned or arguments.place(*self._place).rank != 0:
+        if self._has_warned or self._given_rank.resolve().rank != 0:
             return
         self._has_warned = True
         for note in self._native.attached()["notes"]:
@@ -731,17 +554,17 @@ class DataLoader(Generic[T_co]):
         if self._torchs is not None:
             return len(self._torchs)
         if self._own_order is not None:
-            return self._own_order.batches(self._options["batch_size"], self._options["drop_last"])
+            return self._own_order.batches(self._options.batch_size, self._options.drop_last)
         if self._is_native or isinstance(self.dataset, str):
             with samples_errors():
                 return self._native.batches_per_epoch()
-        subset, draws = self._options["subset"], self._options["draws"]
+        subset, draws = self._options.subset, self._options.draws
         if draws is not None:
             samples = draws.length
         else:
             samples = len(self.dataset) if subset is None else len(memoryview(subset).cast("I"))
-        step = self._options["batch_size"] * arguments.place(*self._place).world_size
-        return int(samples // step if self._options["drop_last"] else -(-samples // step))
+        step = self._options.batch_size * self._given_rank.resolve().world_size
+        return int(samples // step if self._options.drop_last else -(-samples // step))
 
     @property
     def epoch(self) -> int:
@@ -772,21 +595,7 @@ class DataLoader(Generic[T_co]):
 
         With several ranks, call it on each of them at the same step; each state holds the samples of all ranks.
         """
-        epoch, delivered, seed, samples, order, all_ranks = self._native.state()
-        draws = self._options["draws"]
-        state = {
-            "version": STATE_VERSION,
-            "epoch": epoch,
-            "delivered": base64.b64encode(delivered).decode(),
-            "seed": seed,
-            "samples": samples,
-            "all_ranks": all_ranks,
-        }
-        if draws is not None:
-            state["draws"] = draws.identity
-        if order is not None:
-            state["order"] = base64.b64encode(order).decode()
-        return state
+        return _state.to_dict(self._native.state(), self._options.draws)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on exactly where ``state`` was taken. The next pass is the rest of that epoch.
@@ -794,30 +603,15 @@ class DataLoader(Generic[T_co]):
         Raises:
             ValueError: the state is of another version, of another seed than this loader was given, or of other draws.
         """
-        if state.get("version") not in (1, STATE_VERSION):
-            raise ValueError(f"not a state of this version of coprep: version {state.get('version')!r}")
-        seed = self._options["seed"]
-        if seed is not None and seed != state["seed"]:
-            raise ValueError(f"the state was taken with seed {state['seed']}, and this loader has seed {seed}")
-        draws = self._options["draws"]
-        if state.get("draws") != (draws and draws.identity):
-            raise ValueError(
-                "the state was taken of other draws than this loader's: give the sampler the weights and num_samples "
-                "that it had, or leave it out if there was none"
-            )
-        delivered, order = _ids_given(state["delivered"]), state.get("order")
-        if delivered != _EMPTY_SET and (order is not None) != (self._own_order is not None):
-            raise ValueError(
-                "the state was taken with another kind of sampler: a sampler of its own in a cohort goes on with the "
-                "same only"
-            )
+        resume = _state.from_dict(
+            state, seed=self._options.seed, draws=self._options.draws, has_own_order=self._own_order is not None
+        )
         before, self._closed = self._loader, False
-        order = None if order is None else _decoded("order", order)
-        self._resume = (state["epoch"], delivered, state["seed"], state["samples"], order)
+        self._resume = resume
         self._loader = self._connect()
         if before is not None:
             before.close()
-        self._resumes_order = order is not None
+        self._resumes_order = resume.order is not None
         self._iteration += 1
 
     def stats(self, slow: int = 0) -> dict[str, Any]:
@@ -842,7 +636,7 @@ class DataLoader(Generic[T_co]):
     def _slowest(self, count: int) -> list[dict[str, Any]]:
         stream = self._native.attached()["stream"]
         try:
-            status = json.loads(_coprep.status(self._options["socket"], count))
+            status = json.loads(_coprep.status(self._options.socket, count))
         except CoprepError:
             # The coordinator has just ended, and its figures with it.
             return []
@@ -856,18 +650,18 @@ class DataLoader(Generic[T_co]):
         if self._private is not None:
             parts = ["shares nothing"]
         else:
-            size = self.batch_size if self._iterated is not None else self._options["batch_size"]
+            options = self._options
+            size = self.batch_size if self._iterated is not None else options.batch_size
             parts = [f"batch_size={size if self._batched else None}"]
             if self._iterated is not None:
                 parts.append("in the order of its iteration")
             elif self._own_order is not None:
                 parts.append(f"the order of {type(self._own_order.sampler).__qualname__}")
             else:
-                parts.append(f"shuffle={self._options['shuffle']}")
-            parts += [f"seed={self._options['seed']}"] if self._options["seed"] is not None else []
-            draws = self._options["draws"]
-            parts += [f"{draws.length} draws with replacement"] if draws is not None else []
-            parts += ["a subset"] if self._options["subset"] is not None else []
+                parts.append(f"shuffle={options.shuffle}")
+            parts += [f"seed={options.seed}"] if options.seed is not None else []
+            parts += [f"{options.draws.length} draws with replacement"] if options.draws is not None else []
+            parts += ["a subset"] if options.subset is not None else []
             parts.append("samples made in this process" if self._is_in_job else "shared")
         return f"<coprep.DataLoader of {dataset}: {', '.join(parts)}>"
 
@@ -883,85 +677,6 @@ class DataLoader(Generic[T_co]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Epoch(Iterator[Any]):
-    """Iterator over the batches of one epoch."""
-
-    def __init__(self, loader: DataLoader[Any], number: int, failed: SampleError | None) -> None:
-        self._loader = loader
-        self._native = loader._native
-        self._number = number
-        self._over = False
-        self._failed = failed
-        self._failures = 0
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    @property
-    def _workers(self) -> list[Any]:
-        """Worker processes of this iterator, which PyTorch's iterator has. Empty: workers belong to the coordinator."""
-        return []
-
-    def _shutdown_workers(self) -> None:
-        """Ends the pass. Programs call this on PyTorch's iterator to end its workers."""
-        self._over = True
-
-    def __next__(self) -> Any:
-        loader = self._loader
-        while not self._over:
-            if self._number != loader._iteration:
-                raise RuntimeError("this iterator is over: a newer one of the same loader has begun")
-            if self._failed is not None:
-                self._fail(self._failed)
-            try:
-                arrays = self._native.next()
-            except SampleError as error:
-                raised = users_exception(error)
-                raise raised from raised.__cause__
-            if arrays is None:
-                break
-            batch = loader._make(arrays, self._native)
-            if batch is not NOTHING:
-                return batch if loader._pin is None else loader._pin(batch)
-        self._over = True
-        raise StopIteration
-
-    def _fail(self, error: SampleError) -> NoReturn:
-        """Raises the error of the first samples, once for each batch of the epoch.
-
-        The first samples tell the layout of all others. If none of them can be made, no batch can be.
-        """
-        self._failures += 1
-        self._over = self._failures >= self._batches()
-        raised = users_exception(error)
-        raise raised from raised.__cause__
-
-    def _batches(self) -> int:
-        try:
-            return len(self._loader)
-        except Exception:
-            # The length is unknown here: the dataset is made in workers only.
-            return 1
-
-
-def _ids_given(delivered: bytes | str) -> bytes:
-    """Returns the bitmap of a state's ids, which is text since version 2."""
-    return delivered if isinstance(delivered, bytes) else _decoded("delivered", delivered)
-
-
-def _decoded(what: str, text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:
-        raise ValueError(f"not a state of a loader: {what!r} is damaged") from None
-
-
-def _default_collate(batch_size: int | None) -> Any:
-    """Returns the function that PyTorch's loader has as its ``collate_fn`` where none is given."""
-    data: Any = sys.modules.get("torch.utils.data")
-    return data and (data.default_convert if batch_size is None else data.default_collate)
 
 
 def _samples(dataset: Any, attached: dict[str, Any]) -> int:

@@ -35,7 +35,7 @@ class Launch(NamedTuple):
     environment: list[tuple[bytes, bytes]]
     directory: bytes
     workers: int
-    patience_ms: int
+    sample_timeout_ms: int
     process: str
     """Name of the process that asks for the workers. Modules that are imported for it serve no other process."""
     prelude: str
@@ -139,12 +139,12 @@ class UserCode:
         """Whether modules are imported before the dataset is loaded. No, if each worker loads the dataset anew."""
         return not self._spawn
 
-    def launch(self, workers: int, patience: float) -> Launch:
+    def launch(self, workers: int, sample_timeout: float) -> Launch:
         """Returns the start of worker processes.
 
         Args:
             workers: their number; 0 leaves it to the coordinator.
-            patience: seconds that a worker may take for a sample.
+            sample_timeout: seconds that a worker may take for a sample.
 
         Raises:
             RuntimeError: ``sys.executable`` is empty.
@@ -160,7 +160,7 @@ class UserCode:
             environment=list(os.environb.items()),
             directory=os.fsencode(os.getcwd()),
             workers=workers,
-            patience_ms=int(patience * 1000),
+            sample_timeout_ms=int(sample_timeout * 1000),
             process=f"{_PROCESS}-{os.getpid()}",
             prelude=json.dumps({"argv": sys.argv, "imports": self._imports() if self.is_preloaded else []}),
         )

@@ -21,9 +21,10 @@ from typing import Any
 
 from coprep import _coprep
 from coprep._loader import DataLoader
+from coprep._ranks import GivenRank
 from coprep._run import run_script
 
-Tell = Callable[..., None]
+Report = Callable[..., None]
 
 _BETWEEN_REPORTS = 0.2
 """Seconds between two progress reports, at least."""
@@ -31,29 +32,29 @@ _BETWEEN_REPORTS = 0.2
 
 def main() -> None:
     """Warms the caches for the target in ``sys.argv``, a script or an import string."""
-    tell = _events()
+    report = _events()
     _, target, *arguments = sys.argv
     if os.path.isfile(target):
         loaders: list[DataLoader] = []
-        _stop_at_first_iteration(loaders, lambda: _finish(loaders, tell))
+        _stop_at_first_iteration(loaders, lambda: _finish(loaders, report))
         _run(target, arguments)
-        _finish(loaders, tell)
+        _finish(loaders, report)
     elif ":" in target:
         sys.path[0] = os.getcwd()
-        _finish([_loader_of(target)], tell)
+        _finish([_loader_of(target)], report)
     else:
         raise SystemExit(f"{target}: there is no such script, and it is no import string such as 'module:attribute'")
 
 
-def _events() -> Tell:
+def _events() -> Report:
     """Reserves the standard output for events, and returns the function that reports one."""
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def tell(**event: Any) -> None:
+    def report(**event: Any) -> None:
         print(json.dumps(event), file=events, flush=True)
 
-    return tell
+    return report
 
 
 def _stop_at_first_iteration(loaders: list[DataLoader], stop: Callable[[], None]) -> None:
@@ -90,11 +91,11 @@ def _loader_of(name: str) -> DataLoader:
     return value if isinstance(value, DataLoader) else DataLoader(value)
 
 
-def _finish(loaders: list[DataLoader], tell: Tell) -> None:
+def _finish(loaders: list[DataLoader], report: Report) -> None:
     """Warms all loaders and ends the process, whatever handlers the script has installed for its end."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for loader in loaders:
-        _warm(loader, functools.partial(tell, dataset=_label(loader)))
+        _warm(loader, functools.partial(report, dataset=_label(loader)))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -107,16 +108,16 @@ def _label(loader: DataLoader) -> str:
     return f"{type(dataset).__qualname__} ({type(dataset).__module__})"
 
 
-def _warm(loader: DataLoader, tell: Tell) -> None:
+def _warm(loader: DataLoader, report: Report) -> None:
     why = _why_not(loader)
     if why is not None:
-        tell(skipped=why)
+        report(skipped=why)
         return
     fill = _fill_native if loader._is_native else _fill_by_an_epoch
     try:
-        tell(done=fill(loader, tell))
+        report(done=fill(loader, report))
     except Exception as error:
-        tell(failed=f"{type(error).__name__}: {error}")
+        report(failed=f"{type(error).__name__}: {error}")
 
 
 def _why_not(loader: DataLoader) -> str | None:
@@ -124,18 +125,18 @@ def _why_not(loader: DataLoader) -> str | None:
     options = loader._options
     if loader._private is not None:
         return "it shares nothing with other jobs, because of its sampler"
-    if options["cache"] == "off":
+    if options.cache == "off":
         return 'it has cache="off"'
-    if options["lru"]:
+    if options.lru:
         return 'cache_policy="lru" keeps what was used last'
     if loader._is_native:
         return None
     if loader.num_workers == 0:
         return "its samples are made in the job itself (num_workers=0)"
-    if options["reuse"]:
+    if options.reuse:
         return "with reuse= samples are made anew as they are used"
-    if options["cache"] == "prepared":
-        return None if options["seed"] is not None else "prepared samples belong to a seed: give seed="
+    if options.cache == "prepared":
+        return None if options.seed is not None else "prepared samples belong to a seed: give seed="
     if loader.transform is None:
         return (
             "nothing of it is cached, because dataset[i] may be random: give its random part as transform=, or "
@@ -144,40 +145,41 @@ def _why_not(loader: DataLoader) -> str | None:
     return None
 
 
-def _fill_native(loader: DataLoader, tell: Tell) -> dict[str, Any]:
+def _fill_native(loader: DataLoader, report: Report) -> dict[str, Any]:
     options = loader._options
     done: dict[str, Any] = json.loads(
         _coprep.warm(
             loader.dataset,
-            lambda progress: tell(progress=json.loads(progress)),
-            socket=options["socket"],
-            cache=options["cache"],
-            cache_bytes=options["cache_bytes"],
+            lambda progress: report(progress=json.loads(progress)),
+            socket=options.socket,
+            cache=options.cache,
+            cache_bytes=options.cache_bytes,
         )
     )
     return done
 
 
-def _fill_by_an_epoch(loader: DataLoader, tell: Tell) -> dict[str, Any]:
+def _fill_by_an_epoch(loader: DataLoader, report: Report) -> dict[str, Any]:
     """Fills the cache as a job for one epoch, because only jobs can have samples of Python code made.
 
     The batches are not looked at.
     """
     twin = copy.copy(loader)
-    twin._options = {**loader._options, "name": "coprep warm", "skip_errors": True, "drop_last": False, "cohort": None}
     # The samples are the same, and their order does not matter.
-    twin._options["is_told"] = False
-    twin._place = (0, 1, None)
+    twin._options = loader._options._replace(
+        name="coprep warm", skip_errors=True, drop_last=False, cohort=None, proposes_order=False
+    )
+    twin._given_rank = GivenRank(0, 1, None)
     native = twin._native
     native.start_epoch()
     attached = native.attached()
-    done, total, told = 0, attached["samples"], time.monotonic()
+    done, total, last_report = 0, attached["samples"], time.monotonic()
     while (arrays := native.next()) is not None:
         done += arrays[-1].__array_interface__["shape"][0]
-        if time.monotonic() > told + _BETWEEN_REPORTS:
-            told = time.monotonic()
-            tell(progress={"done": done, "total": total})
-    kept: dict[str, Any] = json.loads(_coprep.keep_warm(attached["stream"], loader._options["socket"]))
+        if time.monotonic() > last_report + _BETWEEN_REPORTS:
+            last_report = time.monotonic()
+            report(progress={"done": done, "total": total})
+    kept: dict[str, Any] = json.loads(_coprep.keep_warm(attached["stream"], loader._options.socket))
     native.close()
     return {**kept, "done": done, "total": total, "failed": total - done}
 

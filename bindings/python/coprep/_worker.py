@@ -1,10 +1,11 @@
-"""Processes that run a user's dataset: a host, which loads it once, and the workers that the host forks.
+"""Processes that run a user's dataset: a fork server, which loads it once, and the workers that it forks.
 
-A zygote (``_zygote.py``) forks the hosts. ``coordinator/protocol/src/code.rs`` describes the messages. A host runs user
-code only to load the dataset, so that its workers begin as in a fork of the training script. Only workers make samples.
+A zygote (``_zygote.py``) forks the fork servers. ``coordinator/protocol/src/code.rs`` describes the messages. A fork
+server runs user code only to load the dataset, so that its workers begin as in a fork of the training script. Only
+workers make samples.
 
-A worker writes a sample straight into its slot of the staging buffers. It ends with its host, the host with its zygote,
-and the zygote with the coordinator.
+A worker writes a sample straight into its slot of the staging buffers. It ends with its fork server, the fork server
+with its zygote, and the zygote with the coordinator.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coprep import _exchange
-from coprep._coprep import WorkerLink, keep_freed_memory
+from coprep._coprep import SampleTask, WorkerLink, keep_freed_memory
 from coprep._iterables import Batches, EpochEnds, Reader
 from coprep._packing import Packed, pack, unpack
 from coprep._seeding import INT64, SeedWatch, seed_all, seed_by
@@ -43,7 +44,7 @@ _LENGTH = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
 _NO_SEED = 0x2545F4914F6CDD1D
 """Stands for the stream's seed in workers that start before there is a stream. Nobody would choose this number, so that
-a seed that the user's code sets can be told from it.
+a seed that the user's code sets can be distinguished from it.
 """
 
 
@@ -66,12 +67,12 @@ class Program(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """Head of the file that the job sends to the host. The program follows at :data:`PROGRAM`."""
+    """Head of the file that the job sends to the fork server. The program follows at :data:`PROGRAM`."""
 
     spawn: bool
     """Whether each worker loads the dataset anew, instead of finding it in memory."""
     samples: int | None
-    """Number of samples of the dataset, or ``None`` if only the host can tell it."""
+    """Number of samples of the dataset, or ``None`` if only the fork server can determine it."""
     argv: list[str]
     """The job's ``sys.argv``."""
 
@@ -107,13 +108,13 @@ def enter() -> socket.socket:
     return control
 
 
-def run_host(control: socket.socket) -> NoReturn:
-    """Runs a host until the coordinator hangs up, and ends the process."""
+def run_fork_server(control: socket.socket) -> NoReturn:
+    """Runs a fork server until the coordinator hangs up, and ends the process."""
     status = 0
     try:
-        _Host(control).run()
+        _ForkServer(control).run()
     except ConnectionError:
-        # The coordinator hung up while the host sent it something: the usual end.
+        # The coordinator hung up while it was sent something, which is the usual end.
         pass
     except BaseException:
         status = 1
@@ -122,7 +123,7 @@ def run_host(control: socket.socket) -> NoReturn:
 
 
 def end(status: int) -> NoReturn:
-    """Ends a host or a zygote without taking the interpreter apart.
+    """Ends a fork server or a zygote without taking the interpreter apart.
 
     Otherwise libraries would report their leaks, which concern nobody (nanobind writes dozens of lines). Functions that
     user code registered with ``atexit`` are called.
@@ -228,7 +229,7 @@ class Parent:
                     self._reap(process)
                 if control not in ready:
                     continue
-                while self._turn():
+                while self._handle_message():
                     # Several messages may come in one read, and the socket is not readable again for the later ones.
                     if not self._channel.has_message():
                         break
@@ -248,7 +249,7 @@ class Parent:
         for other in self._children:
             os.close(other)
 
-    def _turn(self) -> bool:
+    def _handle_message(self) -> bool:
         try:
             message = self._channel.receive()
         except ConnectionResetError:
@@ -262,13 +263,13 @@ class Parent:
         except BrokenPipeError:
             return False
         except Exception as error:
-            self._cannot(what, error)
+            self._report_failure(what, error)
         return True
 
-    def _cannot(self, what: str, error: Exception) -> None:
+    def _report_failure(self, what: str, error: Exception) -> None:
         raise NotImplementedError
 
-    def _say(self, event: str, descriptors: tuple[int, ...] = (), **values: Any) -> None:
+    def _send_event(self, event: str, descriptors: tuple[int, ...] = (), **values: Any) -> None:
         self._channel.send(json.dumps({"event": event, **values}).encode(), descriptors)
 
     def _adopt(self, pid: int, number: int) -> None:
@@ -296,7 +297,7 @@ class Parent:
         raise NotImplementedError
 
 
-class _Host(Parent):
+class _ForkServer(Parent):
     def __init__(self, control: socket.socket) -> None:
         super().__init__(control)
         self._sent = memoryview(b"")
@@ -318,7 +319,7 @@ class _Host(Parent):
         # objects are not visited.
         gc.collect()
         gc.freeze()
-        self._say("loaded", samples=samples)
+        self._send_event("loaded", samples=samples)
 
     def _map(self, **layout: Any) -> None:
         self._unmap()
@@ -330,7 +331,7 @@ class _Host(Parent):
         os.close(file)
         structure = bytes.fromhex(layout.pop("structure"))
         self._layout = Layout(memory=memory, structure=structure, **layout)
-        self._say("mapped")
+        self._send_event("mapped")
 
     def _unmap(self) -> None:
         if self._layout is not None:
@@ -341,30 +342,30 @@ class _Host(Parent):
         listed = self._channel.descriptors.pop(0) if task_table else None
         files = [self._channel.descriptors.pop(0) for _ in range(scratch)]
         ours, theirs = socket.socketpair()
-        host = os.getpid()
+        fork_server = os.getpid()
         pid = fork()
         if pid == 0:
             self.close()
             theirs.close()
-            _run_worker(self, ours, listed, files, id, workers, host)
+            _run_worker(self, ours, listed, files, id, workers, fork_server)
         ours.close()
         for descriptor in files if listed is None else [listed, *files]:
             os.close(descriptor)
         self._adopt(pid, worker)
-        self._say("forked", (theirs.fileno(),), worker=worker, pid=pid)
+        self._send_event("forked", (theirs.fileno(),), worker=worker, pid=pid)
         theirs.close()
 
     def _kill(self, worker: int) -> None:
         self._end_child(worker)
 
-    def _cannot(self, what: str, error: Exception) -> None:
-        self._say("failed", message=_failed(what, error))
+    def _report_failure(self, what: str, error: Exception) -> None:
+        self._send_event("failed", message=_failed(what, error))
 
     def _ended(self, number: int, status: int) -> None:
-        self._say("exited", worker=number, how=_how(status))
+        self._send_event("exited", worker=number, how=_how_it_ended(status))
 
 
-def _how(status: int) -> str:
+def _how_it_ended(status: int) -> str:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name if number in signal.valid_signals() else "unknown"
@@ -391,13 +392,19 @@ def _failed(what: str, error: Exception) -> str:
 
 
 def _run_worker(
-    host: _Host, sock: socket.socket, task_table: int | None, scratch: list[int], number: int, workers: int, parent: int
+    server: _ForkServer,
+    sock: socket.socket,
+    task_table: int | None,
+    scratch: list[int],
+    number: int,
+    workers: int,
+    parent: int,
 ) -> None:
     status = 1
     try:
         end_with_parent(parent)
         keep_freed_memory()
-        _Worker(host, sock, task_table, scratch, number, workers).run()
+        _Worker(server, sock, task_table, scratch, number, workers).run()
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -409,7 +416,7 @@ def _run_worker(
         sys.stderr.write(f"worker {number}: {_exchange.describe(error)}\n")
     finally:
         _flush()
-        # Not `sys.exit`, which would call the functions that the host registered for its own exit.
+        # Not `sys.exit`, which would call the functions that the fork server registered for its own exit.
         os._exit(status & 0xFF)
 
 
@@ -421,11 +428,17 @@ def _is_hung_up(sock: socket.socket) -> bool:
 
 class _Worker:
     def __init__(
-        self, host: _Host, sock: socket.socket, task_table: int | None, scratch: list[int], number: int, workers: int
+        self,
+        server: _ForkServer,
+        sock: socket.socket,
+        task_table: int | None,
+        scratch: list[int],
+        number: int,
+        workers: int,
     ) -> None:
-        program, layout = host._program, host._layout
+        program, layout = server._program, server._layout
         if program is None:
-            program = load_program(host._sent[PROGRAM:])
+            program = load_program(server._sent[PROGRAM:])
         # The descriptors stay open until the process ends.
         self._socket = sock
         self._link = WorkerLink(sock.fileno(), task_table, 0 if layout is None else layout.seed)
@@ -460,64 +473,54 @@ class _Worker:
         self._lost_seeds = watch.found()
 
     def run(self) -> None:
-        while (told := self._link.next()) is not None:
-            if isinstance(told, tuple):
-                self._sample(*told)
+        while (received := self._link.next()) is not None:
+            if isinstance(received, SampleTask):
+                self._make(received)
             else:
-                self._link.answer(b"P" + json.dumps(self._probe(told)).encode())
+                self._link.answer(b"P" + json.dumps(self._probe(received)).encode())
 
-    def _sample(
-        self,
-        first: bool,
-        sample: int,
-        place: tuple[int, int] | None,
-        keep: bool,
-        key: int,
-        at: int,
-        size: int,
-        visit: int,
-    ) -> None:
-        link, kept = self._link, (0, 0)
+    def _make(self, task: SampleTask) -> None:
+        """Makes a sample and writes it to its slot, or reports its exception."""
+        link, kept, sample = self._link, (0, 0), task.id
         stage = "dataset"
         try:
             if self._broken is not None:
                 raise self._broken
             if self._reader is not None:
                 # In a cohort the number of the visit is the epoch.
-                value = self._reader.batch(visit, sample)
-                link.made()
+                value = self._reader.batch(task.visit, sample)
+                link.note_made()
             elif self._transform is None:
-                seed_by(key)
+                seed_by(task.key)
                 value = self._fetch(sample)
-                link.made()
+                link.note_made()
             else:
-                scratch = self._scratch_of(first)
-                if size and scratch is not None:
-                    value = unpack(scratch.view(at, size))
+                scratch = self._scratch_of(task.is_first)
+                if task.cached_size and scratch is not None:
+                    value = unpack(scratch.view(task.cached_at, task.cached_size))
                 else:
                     # The cached value must not depend on who asked first, so the stream's seed is not used here.
                     seed_all(0, sample, 0)
                     value = self._fetch(sample)
-                    if keep and scratch is not None:
+                    if task.keep and scratch is not None:
                         kept = scratch.keep(pack(value))
-                link.made()
+                link.note_made()
                 stage = "transform"
-                seed_by(key)
+                seed_by(task.key)
                 value = self._transform(value)
-            if place is None:
-                place = self._place()
-            packed = self._structure.write(value, self._views, place)
+            slot = self._wait_for_slot() if task.slot is None else task.slot
+            packed = self._structure.write(value, self._views, slot)
         except EpochEnds as end:
-            link.raised(json.dumps({"stage": "end", "message": str(end.batches), "exception": ""}).encode())
+            link.report_raised(json.dumps({"stage": "end", "message": str(end.batches), "exception": ""}).encode())
             return
         except Exception as error:
             if self._reader is not None:
                 # PyTorch reports the end of one of its workers by a signal handler, which may raise anywhere.
                 self._reader.end_with_workers()
-            link.raised(json.dumps(_raised(sample, stage, error)).encode())
+            link.report_raised(json.dumps(_raised(sample, stage, error)).encode())
             return
-        if packed is None or self._write_blob(packed, *place):
-            link.done(*kept, 0 if packed is None else packed.size)
+        if packed is None or self._write_blob(packed, *slot):
+            link.report_done(*kept, 0 if packed is None else packed.size)
 
     def _scratch_of(self, first: bool) -> _Scratch | None:
         """Returns the memory file of the chunk that is being made, or ``None`` if this worker has no such files.
@@ -533,11 +536,12 @@ class _Worker:
             scratch.begin(end)
         return scratch
 
-    def _place(self) -> tuple[int, int]:
-        place = self._link.place()
-        if place is None:
+    def _wait_for_slot(self) -> tuple[int, int]:
+        slot = self._link.wait_for_slot()
+        if slot is None:
+            # The coordinator is gone, and nobody needs this worker.
             raise SystemExit(0)
-        return place
+        return slot
 
     def _write_blob(self, packed: Packed, buffer: int, slot: int) -> bool:
         """Writes the packed part of a sample to its slot, or behind the buffers if it is larger than a slot.
@@ -548,7 +552,7 @@ class _Worker:
         if self._blobs is not None and packed.size <= self._blobs.shape[-1]:
             packed.write_to(self._blobs[buffer, slot].data)
             return True
-        at = self._link.room(packed.size)
+        at = self._link.wait_for_room(packed.size)
         if at is None:
             return False
         packed.write_to(self._memory[at : at + packed.size])
@@ -559,9 +563,9 @@ class _Worker:
     def _probe(self, message: bytes) -> dict[str, Any]:
         if self._reader is not None:
             # Batches travel whole, so that none needs a probe, and no iteration has to begin for one.
-            look, blob = _look([], True, [])
-            return {**look, "blob": blob, "kept": 0}
-        split, may_look_at_more, enough = bool(message[1] & 1), bool(message[1] & 2), message[2]
+            description, blob = _describe([], True, [])
+            return {**description, "blob": blob, "kept": 0}
+        split, may_probe_more, enough = bool(message[1] & 1), bool(message[1] & 2), message[2]
         ids = [sample for (sample,) in struct.iter_unpack("<I", message[3:])]
         found: dict[str, Any] = {}
         raised: dict[str, Any] | None = None
@@ -581,19 +585,19 @@ class _Worker:
                 if self._transform is not None:
                     stage = "transform"
                     value = self._transform(value)
-                look, blob = _look(value, self._program.whole, self._lost_seeds)
-                found = found or look
+                description, blob = _describe(value, self._program.whole, self._lost_seeds)
+                found = found or description
                 blobs.append(blob)
             except Exception as error:
                 raised = raised or _raised(sample, stage, error)
                 continue
             if len(blobs) == enough:
                 # A sample of variable size may have any size. A few more are probed, as long as it is quick.
-                if blob == 0 or not may_look_at_more:
+                if blob == 0 or not may_probe_more:
                     break
-                ids = ids[:: max(1, len(ids) // _FURTHER_LOOKS)]
-            if len(blobs) >= enough + _FURTHER_LOOKS or (
-                len(blobs) >= enough and time.monotonic() - began > _TIME_TO_LOOK
+                ids = ids[:: max(1, len(ids) // _FURTHER_PROBES)]
+            if len(blobs) >= enough + _FURTHER_PROBES or (
+                len(blobs) >= enough and time.monotonic() - began > _PROBE_TIME
             ):
                 break
         if not found:
@@ -603,23 +607,23 @@ class _Worker:
         return {**found, "blob": blobs[len(blobs) * 3 // 4], "kept": sum(sizes) // max(1, len(sizes))}
 
 
-_FURTHER_LOOKS = 15
+_FURTHER_PROBES = 15
 """Number of samples of variable size to probe beyond the required ones."""
-_TIME_TO_LOOK = 0.05
+_PROBE_TIME = 0.05
 """Seconds that a probe may take before it does without further samples."""
 
 
-def _look(value: Any, whole: bool, lost_seeds: list[str]) -> tuple[dict[str, Any], int]:
+def _describe(value: Any, whole: bool, lost_seeds: list[str]) -> tuple[dict[str, Any], int]:
     """Returns the description of a sample for the coordinator, and the size in bytes of its variable part."""
     structure = Structure.of(value, whole=whole)
     structure.lost_seeds = lost_seeds
     views = [np.empty((1, 1, *field.shape), field.storage) for field in structure.fields]
     packed = structure.write(value, views, (0, 0))
-    look = {
+    description = {
         "fields": [(field.name, field.dtype, field.shape) for field in structure.fields],
         "structure": _exchange.dumps(structure).hex(),
     }
-    return look, 0 if packed is None else packed.size
+    return description, 0 if packed is None else packed.size
 
 
 def _raised(sample: int, stage: str, error: Exception) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""The process that imports the modules needed by a program's datasets, and forks their hosts.
+"""The process that imports the modules needed by a program's datasets, and forks their fork servers.
 
 The coordinator starts it with a socket as standard input. See ``coordinator/protocol/src/code.rs`` for the messages.
-It imports modules but uses none of them, so that a host begins like a new process that has just imported the same:
-random numbers, ``atexit`` and weak references with callbacks at exit are set right for it. If a fork would differ in
-more than that, because an import failed or left a thread behind, each host is a new process.
+It imports modules but uses none of them, so that a fork server begins like a new process that has just imported the
+same: random numbers, ``atexit`` and weak references with callbacks at exit are set right for it. If a fork would differ
+in more than that, because an import failed or left a thread behind, each fork server is a new process.
 
-A zygote ends with the coordinator, and hosts end with their zygote.
+A zygote ends with the coordinator, and fork servers end with their zygote. Messages call a fork server a *host*.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from typing import Any, NoReturn
 import numpy as np
 
 from coprep import _exchange
-from coprep._worker import Parent, end, end_with_parent, enter, fork, run_host
+from coprep._worker import Parent, end, end_with_parent, enter, fork, run_fork_server
 
-_HOST = "host"
-"""Argument of a host that is started as a new process."""
+_FORK_SERVER = "host"
+"""Argument of a fork server that is started as a new process."""
 
 
 def main() -> None:
-    """Runs the zygote, or a host that is started as a new process."""
+    """Runs the zygote, or a fork server that is started as a new process."""
     control = enter()
-    if sys.argv[1:] == [_HOST]:
-        run_host(control)
+    if sys.argv[1:] == [_FORK_SERVER]:
+        run_fork_server(control)
     # The coordinator may hang up while it is sent a message.
     with contextlib.suppress(ConnectionError):
         _Zygote(control).run()
-    # The hosts have ended. Functions that modules registered for exit run here, and nowhere else.
+    # The fork servers have ended. Functions that modules registered for exit run here, and nowhere else.
     end(0)
 
 
@@ -64,11 +64,11 @@ class _Zygote(Parent):
                 importlib.import_module(name)
             self._can_fork = _is_alone()
         except BaseException:
-            # A module that was imported in part may fail in another way the next time. Hosts that are new processes
-            # fail as this import did, and report it.
+            # A module that was imported in part may fail in another way the next time. Fork servers that are new
+            # processes fail as this import did, and report it.
             return
         # The garbage collector ignores the present objects from now on. Otherwise it would copy their pages in every
-        # host.
+        # fork server.
         gc.collect()
         gc.freeze()
 
@@ -83,26 +83,28 @@ class _Zygote(Parent):
                 pid = self._start(control) if anew or not self._can_fork else self._fork(control)
             self._adopt(pid, host)
         except Exception as error:
-            self._say("failed", host=host, message=_exchange.describe(error))
+            self._send_event("failed", host=host, message=_exchange.describe(error))
 
     def _start(self, control: socket.socket) -> int:
         actions = [(os.POSIX_SPAWN_DUP2, control.fileno(), 0)]
         here = os.getcwd()
         os.chdir(self._directory)
         try:
-            return os.posix_spawn(sys.orig_argv[0], [*sys.orig_argv, _HOST], self._environment, file_actions=actions)
+            return os.posix_spawn(
+                sys.orig_argv[0], [*sys.orig_argv, _FORK_SERVER], self._environment, file_actions=actions
+            )
         finally:
             os.chdir(here)
 
     def _fork(self, control: socket.socket) -> int:
         zygote = os.getpid()
-        self._random.look()
+        self._random.note_seeds()
         pid = fork()
         if pid == 0:
-            self._become_host(control, zygote)
+            self._become_fork_server(control, zygote)
         return pid
 
-    def _become_host(self, control: socket.socket, zygote: int) -> NoReturn:
+    def _become_fork_server(self, control: socket.socket, zygote: int) -> NoReturn:
         try:
             end_with_parent(zygote)
             self.close()
@@ -110,17 +112,17 @@ class _Zygote(Parent):
             self._random.begin()
         except BaseException:
             os._exit(1)
-        run_host(control)
+        run_fork_server(control)
 
     def _kill(self, host: int) -> None:
         self._end_child(host)
 
-    def _cannot(self, what: str, error: Exception) -> None:
+    def _report_failure(self, what: str, error: Exception) -> None:
         # No process waits for an answer, but a person who looks for a defect needs the message.
         sys.stderr.write(f"cannot {what}: {_exchange.describe(error)}\n")
 
     def _ended(self, number: int, status: int) -> None:
-        self._say("exited", host=number, status=status)
+        self._send_event("exited", host=number, status=status)
 
 
 class _Random:
@@ -134,8 +136,9 @@ class _Random:
         self._python: Any = None
         self._is_numpy_seeded = False
 
-    def look(self) -> None:
-        """Finds out, before a fork, which generators modules have seeded on import. Hosts must have the same seeds."""
+    def note_seeds(self) -> None:
+        """Finds out, before a fork, which generators modules have seeded on import. Fork servers must have the
+        same seeds."""
         python, numpy = self._keys()
         self._python = random.getstate() if python != self._at_start[0] else None
         self._is_numpy_seeded = numpy != self._at_start[1]
@@ -155,7 +158,8 @@ class _Random:
 
 
 def _leave_exit_functions() -> None:
-    """Leaves to the zygote the functions registered for exit before the fork: they may remove files of all hosts."""
+    """Leaves to the zygote the functions registered for exit before the fork: they may remove files of all
+    fork servers."""
     atexit._clear()
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False

@@ -16,9 +16,9 @@ use crate::loader::{Loader, LoaderState};
 use crate::timeout::{InterruptCheck, Timeout, no_interrupt};
 
 /// Longest search for a coordinator. A rank that needs one starts it as soon as it sees that the previous one is gone.
-const MEETING: Duration = Duration::from_secs(3);
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Pause between two attempts to find one.
-const PAUSE: Duration = Duration::from_millis(20);
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 impl Loader {
     /// Leaves the coordinator. Batches that are held stay valid. The other ranks of the job go on without this one.
@@ -38,15 +38,16 @@ impl Loader {
         inner.preparation = None;
         let departure = self.departure(inner);
         let mut link = inner.link.take();
-        let is_told = match (&mut link, &departure) {
-            (Some(link), Some(departure)) => link.tell_departure(departure.clone()),
+        let is_announced = match (&mut link, &departure) {
+            (Some(link), Some(departure)) => link.announce_departure(departure.clone()),
             (_, departure) => departure.is_none(),
         };
         if let Some(link) = link {
             link.leave();
         }
-        if let Some(departure) = departure.filter(|_| !is_told) {
-            self.tell_anybody(departure);
+        // The other ranks may have lost the same coordinator, and look for this rank at the next one.
+        if let Some(departure) = departure.filter(|_| !is_announced) {
+            self.announce_to_any_coordinator(departure);
         }
     }
 
@@ -61,19 +62,20 @@ impl Loader {
         })
     }
 
-    /// Tells whichever coordinator runs that this rank has left. If none appears in time, no rank needs to know.
-    fn tell_anybody(&self, departure: Departure) {
+    /// Announces to whichever coordinator runs that this rank has left. If none appears in time, no rank needs to know.
+    fn announce_to_any_coordinator(&self, departure: Departure) {
         let interrupt_check = no_interrupt();
-        let timeout = Timeout::new(MEETING, &interrupt_check);
-        let how = ConnectOptions::find(&self.options.name);
+        let timeout = Timeout::new(SEARCH_TIMEOUT, &interrupt_check);
+        let options = ConnectOptions::find(&self.options.name);
         let request = Request::Leave(departure);
         while !timeout.is_over() {
-            let told = Connection::open(&self.options.place, &how)
+            let answer = Connection::open(&self.options.place, &options)
                 .and_then(|c| c.ask(&request, "the departure", timeout.left(), &interrupt_check));
-            if matches!(told, Ok(Reply::Left) | Err(Error::Refused(_))) {
+            // A coordinator that refuses the departure once would refuse it again.
+            if matches!(answer, Ok(Reply::Left) | Err(Error::Refused(_))) {
                 return;
             }
-            let _ = timeout.nap(PAUSE);
+            let _ = timeout.sleep(RETRY_PAUSE);
         }
     }
 

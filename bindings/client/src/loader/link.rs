@@ -19,7 +19,7 @@ use crate::connection::Connection;
 use crate::error::{Error, Result};
 use crate::loader::Code;
 use crate::loader::position;
-use crate::notice::{Notice, TELL_AFTER, Wait};
+use crate::notice::{NOTIFY_AFTER, Notice, Wait};
 use crate::raw;
 use crate::stats::WaitShares;
 use crate::timeout::{InterruptCheck, Timeout, no_interrupt};
@@ -47,7 +47,7 @@ pub(super) fn is_skip(item: &Item) -> bool {
     item.flags & SKIPPED != 0
 }
 
-/// Returns the number of a sample that the next batch lacks, if the error's item says no more than that.
+/// Returns the number of a sample that the next batch lacks, if the error's item has no text.
 pub(super) fn left_out(item: &Item) -> Option<u32> {
     (item.flags & LEFT_OUT != 0).then_some(item.start)
 }
@@ -60,14 +60,14 @@ pub(super) struct Skips {
     /// The failure of one of them.
     pub(super) example: Option<SampleError>,
     /// Tag of the latest notice that was read.
-    told: u64,
+    latest_tag: u64,
 }
 
 impl Skips {
     fn add(&mut self, skipped: Skipped) -> Result<()> {
-        self.ids |= position::read(&skipped.ids)?;
+        self.ids |= position::read_ids(&skipped.ids)?;
         // Items that were taken back come again, so an older tag may follow a newer one.
-        self.told = self.told.max(skipped.example.tag);
+        self.latest_tag = self.latest_tag.max(skipped.example.tag);
         self.example.get_or_insert(skipped.example);
         Ok(())
     }
@@ -82,9 +82,9 @@ struct AwaitedError {
 }
 
 /// Longest time until the text of a notice comes. It was queued before its item was published.
-const TEXT: Duration = Duration::from_secs(10);
+const ERROR_TEXT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time to wait for the coordinator to notice that this job leaves.
-const LEAVING: Duration = Duration::from_secs(1);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The state of one connection.
 pub(super) struct LoaderLink {
@@ -100,9 +100,9 @@ pub(super) struct LoaderLink {
     first_seq: u64,
     /// Ranks that have left the job, as reported by the coordinator.
     departed: Vec<Departure>,
-    /// An answer that came after its request was given up.
+    /// An answer that came after its request was given up, and that nobody has read.
     unread: Option<Reply>,
-    /// Orders of epochs that have come but were not looked at yet.
+    /// Orders of epochs that have come and were not taken yet.
     orders: Vec<(u64, Vec<u32>)>,
 }
 
@@ -137,6 +137,7 @@ impl LoaderLink {
         };
         connection.send(&request)?;
         let mut answered = answer()?;
+        // The dataset may be large, so it is sent only to a coordinator that does not have it.
         while let ((Reply::WantCode, _), Some(code)) = (&answered, code) {
             connection.send_with(&request, (*code()?).as_ref())?;
             answered = answer()?;
@@ -162,7 +163,7 @@ impl LoaderLink {
                 Some(sample) => Error::Sample(sample),
                 None => Error::Refused(refusal),
             }),
-            (other, _) => Err(Error::Misbehaved(format!("unexpected answer {other:?}"))),
+            (other, _) => Err(unexpected(&other)),
         }
     }
 
@@ -172,17 +173,17 @@ impl LoaderLink {
 
     /// Leaves the stream, and waits until the coordinator knows, so that the next job to attach finds this one gone.
     pub(super) fn leave(self) {
-        self.attachment.keep_held();
-        self.connection.finish(LEAVING);
+        self.attachment.detach_held();
+        self.connection.finish(LEAVE_TIMEOUT);
     }
 
     // Ranks that leave.
 
     /// Announces that this rank leaves its job in an orderly way, and waits until the other ranks have been told.
     /// Returns `false` if the connection was lost before.
-    pub(super) fn tell_departure(&mut self, departure: Departure) -> bool {
+    pub(super) fn announce_departure(&mut self, departure: Departure) -> bool {
         let interrupt_check = no_interrupt();
-        let timeout = Timeout::new(LEAVING, &interrupt_check);
+        let timeout = Timeout::new(LEAVE_TIMEOUT, &interrupt_check);
         if self.connection.send(&Request::Leave(departure)).is_err() {
             return false;
         }
@@ -196,19 +197,19 @@ impl LoaderLink {
         }
     }
 
-    /// Reads the messages that have come unasked. It stops after the first error, so that errors that the user does not
-    /// take wait in the coordinator.
+    /// Reads the messages that have come without a request. It stops after the first error, so that errors that the user
+    /// does not take wait in the coordinator.
     ///
     /// # Errors
     /// As [`Connection::receive`]. The connection is useless after an error.
-    pub(super) fn listen(&mut self) -> Result<()> {
+    pub(super) fn read_pending(&mut self) -> Result<()> {
         let interrupt_check = no_interrupt();
         while self.errors.is_empty() && self.unread.is_none() {
             let Some(received) = self.connection.receive(Duration::ZERO, &interrupt_check)? else {
                 return Ok(());
             };
             let reply = self.with_order(received)?;
-            self.unread = self.keep(reply)?;
+            self.unread = self.store(reply)?;
         }
         Ok(())
     }
@@ -219,9 +220,9 @@ impl LoaderLink {
     }
 
     /// Reads the messages that came before the connection was lost, and returns the ranks that have left the job.
-    pub(super) fn last_words(mut self) -> Vec<Departure> {
+    pub(super) fn drain_departures(mut self) -> Vec<Departure> {
         let interrupt_check = no_interrupt();
-        let timeout = Timeout::new(LEAVING, &interrupt_check);
+        let timeout = Timeout::new(LEAVE_TIMEOUT, &interrupt_check);
         while !timeout.is_over() {
             let Ok(Some((reply, _))) = self.connection.receive(Duration::ZERO, &interrupt_check)
             else {
@@ -293,21 +294,22 @@ impl LoaderLink {
     }
 
     /// Publishes the counts of this consumer for `coprep status`.
-    pub(super) fn tell(&self, account: &Account) {
+    pub(super) fn publish_counts(&self, account: &Account) {
         self.attachment.receiver.tell(account);
     }
 
     // Requests.
 
-    /// Tells the coordinator that `epoch` is being iterated. There is no answer.
-    pub(super) fn epoch_started(&mut self, epoch: u64) -> Result<()> {
+    /// Announces to the coordinator that `epoch` is being iterated. There is no answer.
+    pub(super) fn announce_epoch(&mut self, epoch: u64) -> Result<()> {
         self.connection.send(&Request::EpochStarted { epoch })
     }
 
     // Orders.
 
-    /// Tells the order of an epoch that this consumer begins, or was handed before. There is no answer.
-    pub(super) fn tell_order(&mut self, epoch: u64, ids: &[u32], is_settled: bool) -> Result<()> {
+    /// Sends the order of an epoch: a proposal of this consumer, or if `is_settled` the order that its cohort had with
+    /// another coordinator. There is no answer.
+    pub(super) fn send_order(&mut self, epoch: u64, ids: &[u32], is_settled: bool) -> Result<()> {
         let samples = ids.len() as u32;
         let file = order::write(ids)
             .map_err(|e| Error::Invalid(format!("no memory for {samples} sample ids: {e}")))?;
@@ -324,7 +326,7 @@ impl LoaderLink {
         std::mem::take(&mut self.orders)
     }
 
-    /// Waits for an order, or any other message that comes unasked, for `limit` at most.
+    /// Waits for an order, or any other message that comes without a request, for `limit` at most.
     pub(super) fn wait_for_order(
         &mut self,
         limit: Duration,
@@ -333,7 +335,7 @@ impl LoaderLink {
         let Some(reply) = self.read(&Timeout::new(limit, interrupt_check))? else {
             return Ok(());
         };
-        match self.keep(reply)? {
+        match self.store(reply)? {
             None => Ok(()),
             // The coordinator refuses the proposal of this consumer as malformed.
             Some(Reply::Refused(refusal)) => Err(Error::Refused(refusal)),
@@ -380,8 +382,8 @@ impl LoaderLink {
     ) -> Result<RoaringBitmap> {
         self.connection.send(&Request::State { epoch, batches })?;
         match self.reply(timeout, "the job's state")? {
-            Reply::State(state) if state.epoch == epoch => position::read(&state.delivered),
-            Reply::State(state) => Err(Error::Misbehaved(format!(
+            Reply::State(state) if state.epoch == epoch => position::read_ids(&state.delivered),
+            Reply::State(state) => Err(Error::ProtocolViolation(format!(
                 "a state of epoch {} instead of {epoch}",
                 state.epoch
             ))),
@@ -445,7 +447,7 @@ impl LoaderLink {
             let Some(reply) = self.read(&timeout)? else {
                 return Ok(None);
             };
-            if let Some(other) = self.keep(reply)? {
+            if let Some(other) = self.store(reply)? {
                 return Err(unexpected(&other));
             }
         }
@@ -454,23 +456,24 @@ impl LoaderLink {
 
     /// Reads messages until the samples are known whose notice has this tag.
     pub(super) fn read_skips(&mut self, tag: u64, interrupt_check: &InterruptCheck) -> Result<()> {
-        let timeout = Timeout::new(TEXT, interrupt_check);
-        while self.skips.told < tag {
-            self.notice(&timeout)?;
+        let timeout = Timeout::new(ERROR_TEXT_TIMEOUT, interrupt_check);
+        while self.skips.latest_tag < tag {
+            self.store_next(&timeout)?;
         }
         Ok(())
     }
 
-    fn notice(&mut self, timeout: &Timeout<'_>) -> Result<()> {
+    /// Waits for one message that comes without a request, and stores it.
+    fn store_next(&mut self, timeout: &Timeout<'_>) -> Result<()> {
         let reply = self.receive(timeout, "the text of an error")?;
-        match self.keep(reply)? {
+        match self.store(reply)? {
             None => Ok(()),
             Some(other) => Err(unexpected(&other)),
         }
     }
 
-    /// Stores a message that comes unasked. Returns any other message.
-    fn keep(&mut self, reply: Reply) -> Result<Option<Reply>> {
+    /// Stores a message that comes without a request. Returns any other message.
+    fn store(&mut self, reply: Reply) -> Result<Option<Reply>> {
         match reply {
             Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
             Reply::Skipped(skipped) => self.skips.add(*skipped)?,
@@ -482,11 +485,11 @@ impl LoaderLink {
         Ok(None)
     }
 
-    /// Waits for the answer to a request. Messages that come unasked before it are stored.
+    /// Waits for the answer to a request. Messages that come before it without a request are stored.
     fn reply(&mut self, timeout: &Timeout<'_>, what: &'static str) -> Result<Reply> {
         loop {
             let reply = self.receive(timeout, what)?;
-            match self.keep(reply)? {
+            match self.store(reply)? {
                 None => {}
                 Some(Reply::Refused(refusal)) => return Err(Error::Refused(refusal)),
                 Some(reply) => return Ok(reply),
@@ -494,8 +497,8 @@ impl LoaderLink {
         }
     }
 
-    /// Waits for an answer that is given when other ranks have asked too. If that takes long, the user is told who has
-    /// not.
+    /// Waits for an answer that is given when other ranks have asked too. If that takes long, a notice names the ranks
+    /// that have not.
     fn reply_of_others(
         &mut self,
         timeout: &Timeout<'_>,
@@ -504,7 +507,7 @@ impl LoaderLink {
     ) -> Result<Reply> {
         let mut wait = Wait::new(what, notice);
         // Most waits are short, so the coordinator is asked for the reason only after this time.
-        let first = Timeout::new(TELL_AFTER.min(timeout.left()), timeout.interrupt_check());
+        let first = Timeout::new(NOTIFY_AFTER.min(timeout.left()), timeout.interrupt_check());
         match self.reply(&first, what) {
             Err(Error::Timeout { .. }) if !timeout.is_over() => {}
             other => return other,
@@ -513,10 +516,10 @@ impl LoaderLink {
         loop {
             match self.reply(timeout, what) {
                 Ok(Reply::Awaited(awaited)) => {
-                    wait.hear(awaited);
-                    wait.tell()?;
+                    wait.record(awaited);
+                    wait.notify_if_due()?;
                 }
-                Err(late) => return Err(late.explained(wait.explanation())),
+                Err(error) => return Err(error.explained(wait.explanation())),
                 reply => return reply,
             }
         }
@@ -524,7 +527,7 @@ impl LoaderLink {
 
     fn receive(&mut self, timeout: &Timeout<'_>, what: &'static str) -> Result<Reply> {
         let read = self.read(timeout)?;
-        read.ok_or_else(|| self.connection.late(what, timeout.waited()))
+        read.ok_or_else(|| self.connection.timeout_error(what, timeout.waited()))
     }
 
     /// Returns the next reply, or `None` if none comes in time.
@@ -553,18 +556,18 @@ impl LoaderLink {
 impl Drop for LoaderLink {
     /// Copies the slices that the user still holds, because they may outlive the connection.
     fn drop(&mut self) {
-        self.attachment.keep_held();
+        self.attachment.detach_held();
     }
 }
 
 /// Reads the file that came with an order.
 fn read_order(samples: u32, descriptors: Vec<OwnedFd>) -> Result<Vec<u32>> {
-    let malformed = |why: String| Error::Misbehaved(format!("the order of an epoch: {why}"));
+    let malformed = |why: String| Error::ProtocolViolation(format!("the order of an epoch: {why}"));
     let file = descriptors.into_iter().next();
     let file = file.ok_or_else(|| malformed("no file came with it".into()))?;
     order::read(file, samples).map_err(|e| malformed(e.to_string()))
 }
 
 fn unexpected(reply: &Reply) -> Error {
-    Error::Misbehaved(format!("unexpected answer {reply:?}"))
+    Error::ProtocolViolation(format!("unexpected answer {reply:?}"))
 }

@@ -39,17 +39,20 @@ use crate::loader::link::{LoaderLink, PartFlags, is_skip, left_out};
 use crate::loader::orders::SentOrders;
 use crate::loader::position::Position;
 use crate::loader::watch::FailedAttempts;
-use crate::notice::{Notice, TELL_AFTER, Wait, no_notice};
+use crate::notice::{NOTIFY_AFTER, Notice, Wait, no_notice};
 use crate::preparation::Preparation;
 use crate::stats::{Stats, WaitShares};
 use crate::timeout::{InterruptCheck, SLICE, Timeout};
 
-/// First and longest pause between two attempts to reconnect. The pause doubles after each attempt.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// Pause after the first attempt to reconnect. It doubles after each attempt, because a coordinator that is not there at
+/// once may need long to start.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// Longest pause between two attempts to reconnect.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest time for the coordinator to load a job's own code, in addition to the time for samples.
-const LOADING: Duration = Duration::from_secs(660);
+const LOAD_CODE_TIMEOUT: Duration = Duration::from_secs(660);
 /// Longest wait for an explanation.
-const EXPLAIN: Duration = Duration::from_secs(5);
+const EXPLAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Function that returns the dataset of a job's own code. See [`LoaderOptions::code`].
 pub type Code = dyn Fn() -> Result<Box<dyn AsRef<[u8]>>> + Send + Sync;
@@ -78,7 +81,7 @@ pub struct LoaderOptions {
 }
 
 impl LoaderOptions {
-    fn how(&self, interrupt_check: &InterruptCheck) -> ConnectOptions {
+    fn connect_options(&self, interrupt_check: &InterruptCheck) -> ConnectOptions {
         ConnectOptions {
             name: self.name.clone(),
             start: true,
@@ -112,9 +115,9 @@ pub struct ResumeState {
     pub seed: u64,
     /// Samples of the dataset.
     pub dataset_samples: u32,
-    /// The order of the epoch, if it was told ([`Attach::is_told`]) and samples of it were given.
+    /// The order of the epoch, if a member of the cohort proposed it ([`Attach::is_told`]) and samples of it were given.
     pub order: Option<Arc<[u32]>>,
-    /// Whether the ids are those of all ranks. If not, they are those of this rank only, because the coordinator could
+    /// `true` if the ids are those of all ranks. Otherwise they are those of this rank only, because the coordinator could
     /// not be asked. A job whose ranks each resume with their own ids still goes on exactly.
     pub all_ranks: bool,
 }
@@ -125,7 +128,7 @@ pub struct Loader {
     options: LoaderOptions,
     inner: Mutex<LoaderState>,
     stats: Mutex<Stats>,
-    /// Whether another thread wants to close the loader. The watch then gives up the lock.
+    /// `true` if another thread wants to close the loader. The watch then gives up the lock.
     closing: Arc<AtomicBool>,
 }
 
@@ -139,13 +142,14 @@ struct LoaderState {
     waiting: EventWait,
     /// Samples that are left out of the epochs, as reported by the coordinators.
     skipped: RoaringBitmap,
-    /// Ranks that have left the job, as far as this one was told.
+    /// Ranks that have left the job, as far as this one knows.
     departed: BTreeMap<u32, Departure>,
     /// Token of the job in which it was last given a batch, or `None` if it was given none.
     token: Option<u128>,
-    /// Whether the job has begun. See [`Attach::has_begun`].
+    /// `true` if the job has begun. See [`Attach::has_begun`].
     has_begun: bool,
-    /// Failed attempts of the watch to attach anew. `None` if there is a connection, or if the user was told.
+    /// Failed attempts of the watch to attach anew. `None` if there is a connection, or if a call of the user has tried
+    /// since, which raises the error.
     failed: Option<FailedAttempts>,
     closed: bool,
     /// Announcement of the user code that will be needed, until this loader attaches.
@@ -169,10 +173,10 @@ struct EventWait {
     unsplit: Duration,
     /// Number of times that the coordinator was asked, in this wait, whether the wait is for somebody else.
     asked: u32,
-    /// Whether the user was told about the wait.
-    is_told: bool,
+    /// `true` if the user was notified of the wait.
+    is_notified: bool,
     /// Reason why attaching anew has failed in this wait.
-    trouble: Option<String>,
+    reattach_failure: Option<String>,
 }
 
 impl EventWait {
@@ -180,8 +184,8 @@ impl EventWait {
     fn end(&mut self) {
         self.since = None;
         self.asked = 0;
-        self.is_told = false;
-        self.trouble = None;
+        self.is_notified = false;
+        self.reattach_failure = None;
     }
 }
 
@@ -254,7 +258,7 @@ impl Loader {
     pub fn resume_order(&self, ids: Vec<u32>) -> Result<()> {
         let mut inner = self.inner()?;
         let epoch = inner.position.epoch();
-        inner.orders.take_up(epoch, ids, false)
+        inner.orders.settle(epoch, ids, false)
     }
 
     fn inner(&self) -> Result<MutexGuard<'_, LoaderState>> {
@@ -268,7 +272,7 @@ impl Loader {
         }
     }
 
-    fn count(&self) -> MutexGuard<'_, Stats> {
+    fn lock_stats(&self) -> MutexGuard<'_, Stats> {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -314,7 +318,7 @@ impl Loader {
     /// their lock then: it does not exist in the child, and nobody would release the lock.
     pub fn stats(&self) -> Stats {
         if self.owner.is_here() {
-            return self.count().clone();
+            return self.lock_stats().clone();
         }
         match self.stats.try_lock() {
             Ok(stats) => stats.clone(),
@@ -334,8 +338,8 @@ impl Loader {
         self.start_epoch_with(None)
     }
 
-    /// Begins an epoch and proposes an order for it, where the order of each epoch is told ([`Attach::is_told`]). The
-    /// proposal holds if this is the first member of the cohort to begin the epoch.
+    /// Begins an epoch and proposes an order for it, if the job proposes the order of each epoch ([`Attach::is_told`]).
+    /// The proposal holds if this is the first member of the cohort to begin the epoch.
     ///
     /// # Errors
     /// As [`start_epoch`](Self::start_epoch).
@@ -343,13 +347,13 @@ impl Loader {
         let mut inner = self.inner()?;
         self.attach_if_needed(&mut inner)?;
         self.leave_epoch(&mut inner)?;
-        Self::note_orders(&mut inner)?;
+        Self::record_orders(&mut inner)?;
         let epoch = inner.position.begin();
         if self.options.attach.is_told {
             inner.orders.begin(epoch, order)?;
         }
         inner.waiting.end();
-        self.tell_epoch(&mut inner);
+        self.announce_epoch(&mut inner);
         Ok(epoch)
     }
 
@@ -397,37 +401,38 @@ impl Loader {
         }
     }
 
-    /// Tells the coordinator which epoch is iterated. If that fails, the next check of the connection finds out why.
-    fn tell_epoch(&self, inner: &mut LoaderState) {
+    /// Announces to the coordinator which epoch is iterated. If that fails, the next check of the connection finds out
+    /// why.
+    fn announce_epoch(&self, inner: &mut LoaderState) {
         let epoch = inner.position.epoch();
         let LoaderState { link, orders, .. } = inner;
         let Some(link) = link else { return };
-        let _ = link.epoch_started(epoch);
+        let _ = link.announce_epoch(epoch);
         if let Some(order) = orders.proposed(epoch) {
-            let _ = link.tell_order(epoch, order, false);
+            let _ = link.send_order(epoch, order, false);
         }
     }
 
     // Orders.
 
     /// Records the orders that have come.
-    fn note_orders(inner: &mut LoaderState) -> Result<()> {
+    fn record_orders(inner: &mut LoaderState) -> Result<()> {
         let come = inner.link.as_mut().map(LoaderLink::take_orders);
         for (epoch, order) in come.unwrap_or_default() {
             let has_given = epoch == inner.position.epoch() && !inner.position.is_fresh();
-            inner.orders.take_up(epoch, order, has_given)?;
+            inner.orders.settle(epoch, order, has_given)?;
         }
         Ok(())
     }
 
     fn awaits_order(&self, inner: &LoaderState) -> bool {
-        let is_known = || inner.orders.handed(inner.position.epoch()).is_some();
+        let is_known = || inner.orders.settled(inner.position.epoch()).is_some();
         self.options.attach.is_told && !is_known()
     }
 
-    /// Waits for the order of the epoch. The coordinator hands it over when all members have attached and one has begun
-    /// the epoch.
-    fn take_order(&self, inner: &mut LoaderState, end: Instant) -> Result<()> {
+    /// Waits for the order of the epoch. The coordinator settles it when all members have attached and one has begun the
+    /// epoch.
+    fn wait_for_order(&self, inner: &mut LoaderState, end: Instant) -> Result<()> {
         let began = Instant::now();
         let limit = end.saturating_duration_since(began).min(SLICE);
         let limit = limit.min(self.timeout(inner));
@@ -478,13 +483,13 @@ impl Loader {
             return Ok(Some(Event::EndOfEpoch));
         }
         let timeout = self.timeout(inner);
-        Self::note_orders(inner)?;
+        Self::record_orders(inner)?;
         let awaits_order = self.awaits_order(inner);
         let Some(link) = &mut inner.link else {
             return Err(Error::Disconnected("it was lost before".into()));
         };
         if awaits_order {
-            return self.take_order(inner, end).map(|()| None);
+            return self.wait_for_order(inner, end).map(|()| None);
         }
         if link.awaits_error() {
             return self.take_error(inner, end);
@@ -510,10 +515,10 @@ impl Loader {
         let time = began.elapsed();
         inner.waiting.since.get_or_insert(began);
         inner.waiting.unsplit += time;
-        let mut stats = self.count();
+        let mut stats = self.lock_stats();
         stats.wait += time;
         if let Some(link) = &inner.link {
-            link.tell(&stats.account());
+            link.publish_counts(&stats.account());
         }
     }
 
@@ -528,7 +533,7 @@ impl Loader {
             if !inner.position.fail(number) {
                 return Ok(None);
             }
-            self.count().errors += 1;
+            self.lock_stats().errors += 1;
             return Err(Error::Sample(Box::new(error)));
         }
         self.count_wait(inner, began);
@@ -541,7 +546,7 @@ impl Loader {
         let ids = std::mem::take(&mut inner.link.as_mut()?.skips.ids);
         let is_first = inner.skipped.is_empty();
         inner.skipped |= ids;
-        self.count().skipped = inner.skipped.len();
+        self.lock_stats().skipped = inner.skipped.len();
         is_first.then_some(example)
     }
 
@@ -561,7 +566,7 @@ impl Loader {
         match item.kind() {
             Some(ItemKind::Part) => {
                 let waited = std::mem::take(&mut inner.waiting.unsplit);
-                self.count().split(waited, PartFlags::of(item).shares);
+                self.lock_stats().split(waited, PartFlags::of(item).shares);
                 self.take_part(inner, seq, item)
             }
             Some(ItemKind::EpochEnd) => {
@@ -584,7 +589,10 @@ impl Loader {
                 link.expect_error(item);
                 Ok(None)
             }
-            None => Err(Error::Misbehaved(format!("an item of kind {}", item.kind))),
+            None => Err(Error::ProtocolViolation(format!(
+                "an item of kind {}",
+                item.kind
+            ))),
         }
     }
 
@@ -606,14 +614,14 @@ impl Loader {
         if batch.samples() == 0 && self.options.attach.world_size <= 1 {
             return Ok(None);
         }
-        let mut stats = self.count();
+        let mut stats = self.lock_stats();
         stats.batches += 1;
         stats.samples += u64::from(batch.samples());
         if batch.is_copy() {
             stats.copies += 1;
             stats.copied_bytes += batch.bytes() as u64;
         }
-        link.tell(&stats.account());
+        link.publish_counts(&stats.account());
         drop(stats);
         Ok(Some(Event::Batch(batch)))
     }
@@ -624,17 +632,17 @@ impl Loader {
         };
         let waited = since.elapsed();
         if waited < self.options.timeout {
-            self.tell_who_is_awaited(inner, waited)?;
+            self.notify_of_wait(inner, waited)?;
             return Ok(Event::NotYet);
         }
-        let before = inner.waiting.trouble.take();
+        let before = inner.waiting.reattach_failure.take();
         inner.waiting.end();
         let now = self.explain(inner)?;
         Err(Error::Timeout {
             what: "a batch",
             waited,
             explanation: match before {
-                Some(trouble) => format!("{now}; before that, {trouble}"),
+                Some(failure) => format!("{now}; before that, {failure}"),
                 None => now,
             },
         })
@@ -645,7 +653,7 @@ impl Loader {
         let asked = inner
             .link
             .as_mut()
-            .map(|link| link.explain(EXPLAIN, &self.options.interrupt_check));
+            .map(|link| link.explain(EXPLAIN_TIMEOUT, &self.options.interrupt_check));
         match asked {
             Some(Ok(text)) => Ok(text),
             Some(Err(Error::Interrupted(e))) => Err(Error::Interrupted(e)),
@@ -654,27 +662,27 @@ impl Loader {
         }
     }
 
-    /// Tells the user, once in a wait, that the wait takes long and is for somebody else.
-    fn tell_who_is_awaited(&self, inner: &mut LoaderState, waited: Duration) -> Result<()> {
+    /// Notifies the user, once in a wait, that the wait takes long and is for somebody else.
+    fn notify_of_wait(&self, inner: &mut LoaderState, waited: Duration) -> Result<()> {
         let waiting = &mut inner.waiting;
-        if waiting.is_told || waited < TELL_AFTER * (waiting.asked + 1) {
+        if waiting.is_notified || waited < NOTIFY_AFTER * (waiting.asked + 1) {
             return Ok(());
         }
         waiting.asked += 1;
         let asked = inner
             .link
             .as_mut()
-            .map(|link| link.who_is_awaited(EXPLAIN, &self.options.interrupt_check));
+            .map(|link| link.who_is_awaited(EXPLAIN_TIMEOUT, &self.options.interrupt_check));
         let awaited = match asked {
             Some(Ok(awaited)) => awaited,
             Some(Err(Error::Interrupted(e))) => return Err(Error::Interrupted(e)),
             // The next check of the connection finds out why.
             _ => None,
         };
-        inner.waiting.is_told = awaited.is_some();
+        inner.waiting.is_notified = awaited.is_some();
         let mut wait = Wait::since("a batch", &self.options.notice, waited);
-        wait.hear(awaited);
-        wait.tell()
+        wait.record(awaited);
+        wait.notify_if_due()
     }
 
     // Connections.
@@ -709,11 +717,11 @@ impl Loader {
         request.departed = inner.departed.values().cloned().collect();
         request.has_begun = inner.has_begun;
         let resumed = request.resume.as_ref().map_or(0, |resume| resume.epoch);
-        inner.orders.come_again(resumed);
-        let known = inner.orders.handed(resumed).cloned();
+        inner.orders.keep_only(resumed);
+        let known = inner.orders.settled(resumed).cloned();
         request.knows_order_of = known.as_ref().map(|_| resumed);
         let loading = if request.code.is_some() {
-            LOADING
+            LOAD_CODE_TIMEOUT
         } else {
             Duration::ZERO
         };
@@ -733,7 +741,7 @@ impl Loader {
         self.note_departed(inner, departed);
         let (mut link, attached) = attached?;
         if let Some(order) = known {
-            link.tell_order(resumed, &order, true)?;
+            link.send_order(resumed, &order, true)?;
         }
         if let Some(before) = &inner.attached {
             check_same(before, &attached)?;
@@ -755,25 +763,30 @@ impl Loader {
         {
             return Ok(connection);
         }
-        Connection::open(&self.options.place, &self.options.how(interrupt_check))
+        Connection::open(
+            &self.options.place,
+            &self.options.connect_options(interrupt_check),
+        )
     }
 
     /// Attaches anew if the connection was lost while no call was waiting. See [`watch`].
-    fn look_after(&self) {
+    fn reattach_if_lost(&self) {
         let Ok(mut inner) = self.inner.try_lock() else {
             return;
         };
         let is_due = match &mut inner.link {
             // A long message does not fit into the socket's buffer, so it is read while the coordinator lives.
-            Some(link) => link.is_lost() || link.listen().is_err(),
+            Some(link) => link.is_lost() || link.read_pending().is_err(),
             None => (inner.failed).is_some_and(|failed| failed.is_due(self.options.timeout)),
         };
         if !is_due || inner.closed {
             return;
         }
-        let again = self.reconnect_with(&mut inner, &self.until_closing(), &no_notice());
+        let reattached = self.reconnect_with(&mut inner, &self.until_closing(), &no_notice());
         // This rank may make no request before the others come, and they wait for it. Only the watch can try again.
-        inner.failed = again.err().map(|_| FailedAttempts::once_more(inner.failed));
+        inner.failed = reattached
+            .err()
+            .map(|_| FailedAttempts::and_another(inner.failed));
     }
 
     fn reconnect(&self, inner: &mut LoaderState) -> Result<()> {
@@ -790,26 +803,27 @@ impl Loader {
     ) -> Result<()> {
         let began = Instant::now();
         if let Some(link) = inner.link.take() {
-            self.count().reconnects += 1;
+            self.lock_stats().reconnects += 1;
             inner.has_begun |= inner.token.is_some() || link.has_item();
-            self.note_departed(inner, link.last_words());
+            self.note_departed(inner, link.drain_departures());
         }
         let timeout = Timeout::new(self.options.reconnect, interrupt_check);
-        let mut pause = PAUSES.0;
+        let mut pause = FIRST_PAUSE;
         while let Err(e) = self.attach(inner, interrupt_check, notice) {
             if !may_pass(&e) || timeout.is_over() {
                 return Err(e);
             }
             let time = began.elapsed().as_secs_f64();
-            inner.waiting.trouble = Some(format!("it could not attach anew for {time:.1} s: {e}"));
-            timeout.nap(pause)?;
-            pause = (pause * 2).min(PAUSES.1);
+            inner.waiting.reattach_failure =
+                Some(format!("it could not attach anew for {time:.1} s: {e}"));
+            timeout.sleep(pause)?;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
         if inner.position.is_iterating() {
-            self.tell_epoch(inner);
+            self.announce_epoch(inner);
         }
         let time = began.elapsed();
-        let mut stats = self.count();
+        let mut stats = self.lock_stats();
         stats.wait += time;
         stats.split(time, WaitShares::OTHERS);
         Ok(())
@@ -828,9 +842,9 @@ impl Loader {
             return Err(Error::Closed);
         };
         let (seed, dataset_samples) = (attached.seed, attached.dataset_samples);
-        Self::note_orders(&mut inner)?;
+        Self::record_orders(&mut inner)?;
         let (epoch, own) = inner.position.state();
-        let order = inner.orders.handed(epoch);
+        let order = inner.orders.settled(epoch);
         let mut state = ResumeState {
             epoch,
             order: order.filter(|_| !own.is_empty()).cloned(),

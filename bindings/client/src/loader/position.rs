@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 pub(super) struct Position {
     epoch: u64,
     given: RoaringBitmap,
-    /// Samples of the epoch that failed. The user is told of each once.
+    /// Samples of the epoch that failed. The error of each is raised once.
     failed: RoaringBitmap,
     /// Failed samples that the next batch lacks. They count as given when that batch is given.
     missing: RoaringBitmap,
@@ -26,12 +26,12 @@ pub(super) struct Position {
     batches: u64,
     has_other_ranks: bool,
     /// The previous epoch, until a batch of this one is given. Only kept if there are other ranks.
-    before: Option<ResumePoint>,
+    previous: Option<ResumePoint>,
     phase: Phase,
     /// A later epoch that the coordinator is in already: another rank had finished ours when the coordinator was lost,
     /// or the state that is resumed was taken after the last batch of ours.
     passed: Option<u64>,
-    /// Whether the user resumes a state and no pass has begun since. If nothing of its epoch is left, the first pass is
+    /// `true` if the user resumes a state and no pass has begun since. If nothing of its epoch is left, the first pass is
     /// empty.
     is_resumed: bool,
 }
@@ -52,7 +52,7 @@ impl Position {
     pub(super) fn new(resume: Option<&ResumePoint>, world_size: u32) -> Result<Self> {
         let (epoch, given) = match resume {
             None => (0, RoaringBitmap::new()),
-            Some(resume) => (resume.epoch, read(&resume.delivered)?),
+            Some(resume) => (resume.epoch, read_ids(&resume.delivered)?),
         };
         if epoch >= MOST_EPOCHS {
             return Err(Error::Invalid(format!(
@@ -66,7 +66,7 @@ impl Position {
             missing: RoaringBitmap::new(),
             batches: 0,
             has_other_ranks: world_size > 1,
-            before: None,
+            previous: None,
             phase: Phase::Before,
             passed: None,
             is_resumed: resume.is_some(),
@@ -125,8 +125,8 @@ impl Position {
 
     /// Returns the point to present to a coordinator, or `None` at the very beginning.
     pub(super) fn resume(&self) -> Option<ResumePoint> {
-        if self.before.is_some() {
-            return self.before.clone();
+        if self.previous.is_some() {
+            return self.previous.clone();
         }
         if self.has_other_ranks {
             return Some(self.presented());
@@ -174,10 +174,11 @@ impl Position {
             self.passed = Some(epoch.max(self.epoch + 1));
             return Ok(());
         }
+        // The other ranks have still to receive the rest of the epoch that this rank is done with.
         if self
-            .before
+            .previous
             .as_ref()
-            .is_some_and(|before| before.epoch == epoch)
+            .is_some_and(|previous| previous.epoch == epoch)
         {
             return Ok(());
         }
@@ -190,8 +191,8 @@ impl Position {
             }
             (std::cmp::Ordering::Greater, false) => self.jump(epoch),
             (std::cmp::Ordering::Less, _) => {
-                return Err(Error::Misbehaved(format!(
-                    "it is in epoch {epoch}, this job in {}",
+                return Err(Error::ProtocolViolation(format!(
+                    "it is in epoch {epoch}, and this job is in epoch {}",
                     self.epoch
                 )));
             }
@@ -206,7 +207,7 @@ impl Position {
         self.failed.clear();
         self.missing.clear();
         self.batches = 0;
-        self.before = None;
+        self.previous = None;
         self.phase = Phase::Before;
         self.passed = None;
         self.is_resumed = false;
@@ -214,19 +215,19 @@ impl Position {
 
     /// Ends the epoch.
     pub(super) fn finish(&mut self) {
-        let before = (self.has_other_ranks && self.is_complete()).then(|| self.presented());
+        let previous = (self.has_other_ranks && self.is_complete()).then(|| self.presented());
         let next = self.passed.unwrap_or(self.epoch + 1);
         self.jump(next);
-        self.before = before;
+        self.previous = previous;
     }
 
     /// Ends the epoch if the coordinator is in a later one. Returns whether it did.
     pub(super) fn finish_if_passed(&mut self) -> bool {
-        let passed = self.passed.is_some() && self.is_iterating();
-        if passed {
+        let is_passed = self.passed.is_some() && self.is_iterating();
+        if is_passed {
             self.finish();
         }
-        passed
+        is_passed
     }
 
     /// Handles the end of `epoch`. Returns whether it is the epoch being iterated.
@@ -245,14 +246,14 @@ impl Position {
         if epoch == self.epoch {
             return Ok(());
         }
-        Err(Error::Misbehaved(format!(
+        Err(Error::ProtocolViolation(format!(
             "an item of epoch {epoch} within epoch {}",
             self.epoch
         )))
     }
 
-    /// Records a failed sample, which the next batch lacks. Returns `false` if the user has already been told of it,
-    /// because the connection was lost before the batch was complete.
+    /// Records a failed sample, which the next batch lacks. Returns `false` if the user already knows of it, because the
+    /// connection was lost before the batch was complete.
     pub(super) fn fail(&mut self, number: u32) -> bool {
         self.missing.insert(number);
         self.failed.insert(number)
@@ -262,12 +263,12 @@ impl Position {
     pub(super) fn give(&mut self, numbers: &[i64], ends_epoch: bool) -> Result<()> {
         for &number in numbers {
             let number = u32::try_from(number)
-                .map_err(|_| Error::Misbehaved(format!("{number} is no sample id")))?;
+                .map_err(|_| Error::ProtocolViolation(format!("{number} is no sample id")))?;
             self.given.insert(number);
         }
         self.given |= std::mem::take(&mut self.missing);
         self.batches += 1;
-        self.before = None;
+        self.previous = None;
         self.is_resumed = false;
         self.phase = if ends_epoch {
             Phase::Complete
@@ -283,12 +284,12 @@ pub(super) fn check_number(epoch: u64) -> Result<()> {
     if epoch < MOST_EPOCHS {
         Ok(())
     } else {
-        Err(Error::Misbehaved(format!("it is in epoch {epoch}")))
+        Err(Error::ProtocolViolation(format!("it is in epoch {epoch}")))
     }
 }
 
 /// Reads a set in Roaring's own format, which is validated meanwhile.
-pub(super) fn read(bytes: &[u8]) -> Result<RoaringBitmap> {
+pub(super) fn read_ids(bytes: &[u8]) -> Result<RoaringBitmap> {
     id_set::deserialize(bytes).map_err(|e| Error::Invalid(format!("malformed set of samples: {e}")))
 }
 
@@ -308,26 +309,55 @@ mod tests {
         position
     }
 
-    /// Returns the presented epoch, number of samples, number of batches, and whether the epoch is done.
-    fn presents(position: &Position) -> (u64, u64, u64, bool) {
+    /// A point that a rank presents to a coordinator.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    struct Presented {
+        epoch: u64,
+        samples: u64,
+        batches: u64,
+        is_done: bool,
+    }
+
+    /// Returns a point within `epoch`.
+    fn within(epoch: u64, samples: u64, batches: u64) -> Presented {
+        Presented {
+            epoch,
+            samples,
+            batches,
+            is_done: false,
+        }
+    }
+
+    /// The end of epoch 0, in which a rank is given three batches of two samples each.
+    const END: Presented = Presented {
+        epoch: 0,
+        samples: 6,
+        batches: 3,
+        is_done: true,
+    };
+
+    fn presents(position: &Position) -> Presented {
         let resume = position.resume().unwrap();
-        let given = read(&resume.delivered).unwrap().len();
-        (resume.epoch, given, resume.batches, resume.is_done)
+        Presented {
+            epoch: resume.epoch,
+            samples: read_ids(&resume.delivered).unwrap().len(),
+            batches: resume.batches,
+            is_done: resume.is_done,
+        }
     }
 
     #[test]
     fn a_rank_presents_its_epoch_until_it_is_given_something_of_the_next() {
-        assert_eq!(presents(&rank(0)), (0, 0, 0, false));
-        assert_eq!(presents(&rank(2)), (0, 4, 2, false));
+        assert_eq!(presents(&rank(0)), within(0, 0, 0));
+        assert_eq!(presents(&rank(2)), within(0, 4, 2));
         let mut position = rank(3);
-        let all = (0, 6, 3, true);
-        assert_eq!(presents(&position), all, "its end is not read");
+        assert_eq!(presents(&position), END, "its end is not read");
         assert!(position.end(0).unwrap());
-        assert_eq!(presents(&position), all, "its end is read");
+        assert_eq!(presents(&position), END, "its end is read");
         assert_eq!(position.begin(), 1);
-        assert_eq!(presents(&position), all, "the next one is begun");
+        assert_eq!(presents(&position), END, "the next one is begun");
         position.give(&[5], false).unwrap();
-        assert_eq!(presents(&position), (1, 1, 1, false));
+        assert_eq!(presents(&position), within(1, 1, 1));
     }
 
     #[test]
@@ -340,7 +370,7 @@ mod tests {
             // The coordinator ended again before a batch was given.
             position.attached(theirs).unwrap();
             assert!(!position.finish_if_passed() && position.is_iterating());
-            assert_eq!(presents(&position), (0, 6, 3, true));
+            assert_eq!(presents(&position), END);
         }
     }
 
@@ -361,7 +391,7 @@ mod tests {
         position.attached(1).unwrap();
         assert_eq!(position.passed(), Some(1));
         position.jump(1);
-        assert_eq!(presents(&position), (1, 0, 0, false));
+        assert_eq!(presents(&position), within(1, 0, 0));
     }
 
     #[test]
@@ -380,13 +410,13 @@ mod tests {
     fn a_sample_that_failed_is_given_with_its_batch() {
         let mut position = rank(1);
         assert!(position.fail(9));
-        assert_eq!(presents(&position), (0, 2, 1, false));
+        assert_eq!(presents(&position), within(0, 2, 1));
         assert!(position.state().1.contains(9), "it need not fail again");
         // The connection is lost, and the sample fails again.
         position.attached(0).unwrap();
         assert!(!position.fail(9), "the user has heard of it");
         position.give(&[2], false).unwrap();
-        assert_eq!(presents(&position), (0, 4, 2, false));
+        assert_eq!(presents(&position), within(0, 4, 2));
     }
 
     #[test]
@@ -395,10 +425,10 @@ mod tests {
         assert!(position.fail(9));
         position.attached(0).unwrap();
         position.give(&[2, 3], false).unwrap();
-        assert_eq!(presents(&position), (0, 4, 2, false));
+        assert_eq!(presents(&position), within(0, 4, 2));
         assert!(!position.fail(9));
         position.give(&[4], false).unwrap();
-        assert_eq!(presents(&position), (0, 6, 3, false));
+        assert_eq!(presents(&position), within(0, 6, 3));
     }
 
     fn state(epoch: u64, ids: std::ops::Range<u32>) -> ResumePoint {

@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::loader::Loader;
 use crate::timeout::SLICE;
 
-/// Pause after a failed attempt to attach anew.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Pause after a failed attempt to attach anew. The attempt itself may have lasted long.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// A series of failed attempts to attach anew.
 #[derive(Clone, Copy)]
@@ -25,7 +25,7 @@ pub(super) struct FailedAttempts {
 
 impl FailedAttempts {
     /// Adds an attempt to the series `before`.
-    pub(super) fn once_more(before: Option<FailedAttempts>) -> Self {
+    pub(super) fn and_another(before: Option<FailedAttempts>) -> Self {
         let latest = Instant::now();
         FailedAttempts {
             since: before.map_or(latest, |failed| failed.since),
@@ -35,7 +35,7 @@ impl FailedAttempts {
 
     /// Returns whether it is time for the next attempt. No attempt is due after `limit`.
     pub(super) fn is_due(&self, limit: Duration) -> bool {
-        self.latest.elapsed() >= PAUSE && self.since.elapsed() < limit
+        self.latest.elapsed() >= RETRY_PAUSE && self.since.elapsed() < limit
     }
 }
 
@@ -54,7 +54,7 @@ fn run(loader: &Weak<Loader>, owner: Owner) {
         std::thread::sleep(SLICE);
         // The reference is weak, so that this thread does not keep the loader alive.
         match loader.upgrade() {
-            Some(loader) => loader.look_after(),
+            Some(loader) => loader.reattach_if_lost(),
             None => return,
         }
     }

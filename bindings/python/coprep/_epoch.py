@@ -1,0 +1,90 @@
+"""One pass over the batches of a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from coprep import _coprep
+from coprep._batches import NOTHING, Make, users_exception
+from coprep._errors import SampleError
+
+
+class Epoch(Iterator[Any]):
+    """Iterator over the batches of one epoch.
+
+    Args:
+        native: the native loader, which has begun the epoch.
+        make: makes a batch of its arrays.
+        pin: copies a batch into pinned memory, or ``None``.
+        length: returns the number of batches in the epoch. It may raise if that is unknown.
+        is_current: returns whether no later pass of the same loader has begun.
+        failed: the error of the first samples, if the epoch could not begin because of it.
+    """
+
+    def __init__(
+        self,
+        native: _coprep.Loader,
+        make: Make,
+        pin: Callable[[Any], Any] | None,
+        *,
+        length: Callable[[], int],
+        is_current: Callable[[], bool],
+        failed: SampleError | None,
+    ) -> None:
+        self._native = native
+        self._make = make
+        self._pin = pin
+        self._length = length
+        self._is_current = is_current
+        self._failed = failed
+        self._failures = 0
+        self._over = False
+
+    def __len__(self) -> int:
+        return self._length()
+
+    @property
+    def _workers(self) -> list[Any]:
+        """Worker processes of this iterator, which PyTorch's iterator has. Empty: workers belong to the coordinator."""
+        return []
+
+    def _shutdown_workers(self) -> None:
+        """Ends the pass. Programs call this on PyTorch's iterator to end its workers."""
+        self._over = True
+
+    def __next__(self) -> Any:
+        while not self._over:
+            if not self._is_current():
+                raise RuntimeError("this iterator is over: a newer one of the same loader has begun")
+            if self._failed is not None:
+                self._fail(self._failed)
+            try:
+                arrays = self._native.next()
+            except SampleError as error:
+                raised = users_exception(error)
+                raise raised from raised.__cause__
+            if arrays is None:
+                break
+            batch = self._make(arrays, self._native)
+            if batch is not NOTHING:
+                return batch if self._pin is None else self._pin(batch)
+        self._over = True
+        raise StopIteration
+
+    def _fail(self, error: SampleError) -> NoReturn:
+        """Raises the error of the first samples, once for each batch of the epoch.
+
+        The first samples tell the layout of all others. If none of them can be made, no batch can be.
+        """
+        self._failures += 1
+        self._over = self._failures >= self._expected_batches()
+        raised = users_exception(error)
+        raise raised from raised.__cause__
+
+    def _expected_batches(self) -> int:
+        try:
+            return self._length()
+        except Exception:
+            # The length is unknown here: the dataset is made in workers only.
+            return 1
