@@ -1,5 +1,4 @@
 //! Tests the text about a real coordinator, which runs in a thread, and a real job of it.
-#![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::time::Duration;
 
