@@ -23,7 +23,7 @@ PYTHON_TESTS := tests/python
 # have several jobs of their own.
 SIDE_BY_SIDE := $(patsubst %,$(PYTHON_TESTS)/test_%.py,torch_behaviour docs fingerprint packing structure report_page epochs \
 	bad_input drop_in pipelines package packaging torch_expectations user_samples user_code user_caching user_resuming user_sharing)
-PYTHON_CODE := tools/demo tools/dev bindings/build_backend tools/src/bench tests/bench tests/bench_slow tests/what_if tests/drop_in \
+PYTHON_CODE := tools/demo tools/dev bindings/build_backend tools/bench/src tests/bench tests/bench_slow tests/what_if tests/drop_in \
 	tests/programs tests/chaos docs/examples bindings/python $(PYTHON_TESTS)
 
 .PHONY: help

@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{ArgGroup, Args as ClapArgs, CommandFactory, Parser, Subcommand, ValueEnum};
+use coprep_measurement::images::ImageOperators;
 use coprep_protocol::message::CacheForm;
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::size;
 use coprep_protocol::spec::Interpolation;
-
-use crate::metrics;
 
 /// Coordinated data preparation: concurrent training jobs share one preparation of their data.
 #[derive(Parser)]
@@ -134,7 +133,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "COPREP_IDLE_WARM", value_name = "SECONDS")]
     pub(crate) idle_warm: Option<u64>,
     /// Serve metrics for Prometheus at this address of this machine, such as 127.0.0.1:9400; port 0: any free port.
-    #[arg(long, env = "COPREP_METRICS", value_parser = metrics::loopback, value_name = "ADDRESS:PORT")]
+    #[arg(long, env = "COPREP_METRICS", value_parser = coprep_metrics::loopback, value_name = "ADDRESS:PORT")]
     pub(crate) metrics: Option<SocketAddr>,
     /// Write the log in this format.
     #[arg(long, env = "COPREP_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
@@ -246,17 +245,6 @@ pub(crate) enum Filter {
     Bicubic,
 }
 
-impl Filter {
-    /// Returns its name on the command line, which is torchvision's as well.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Filter::Nearest => "nearest",
-            Filter::Bilinear => "bilinear",
-            Filter::Bicubic => "bicubic",
-        }
-    }
-}
-
 impl From<Filter> for Interpolation {
     fn from(filter: Filter) -> Self {
         match filter {
@@ -281,6 +269,26 @@ pub(crate) struct Images {
     /// Prepare with this many processors [default: all that this process may use].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024), value_name = "N")]
     pub(crate) cpus: Option<u16>,
+}
+
+impl Fixed {
+    /// Returns these operators, with a random crop of this size after them.
+    pub(crate) fn then_crop(&self, image_size: u32) -> ImageOperators {
+        ImageOperators {
+            resize: self.resize,
+            interpolation: self.interpolation.into(),
+            center_crop: self.center_crop,
+            exif: self.exif,
+            image_size,
+        }
+    }
+}
+
+impl Images {
+    /// Returns the operators of the pipeline.
+    pub(crate) fn operators(&self) -> ImageOperators {
+        self.fixed.then_crop(self.image_size)
+    }
 }
 
 #[derive(ClapArgs)]

@@ -251,7 +251,7 @@ fn page_maps() -> Finding {
 /// Compares the usable processors with those of the machine.
 fn processors() -> Finding {
     let check = "processors";
-    let usable = crate::measure::usable() as usize;
+    let usable = coprep_measurement::usable_cpus() as usize;
     let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN)
         .ok()
         .flatten()

@@ -1,4 +1,5 @@
-//! The `coprep` command.
+//! The `coprep` command: it parses arguments and dispatches. What takes more than a few lines is a library below
+//! `tools/`, which the command gives options and whose reports it prints.
 //!
 //! Exit codes: 0 done, 1 failed, 2 wrong usage.
 #![deny(unsafe_code)]
@@ -7,13 +8,9 @@ mod analyze;
 mod args;
 mod bench;
 mod doctor;
-mod interrupt;
 mod logs;
-mod measure;
-mod metrics;
 mod progress;
 mod serve;
-mod show;
 mod status;
 mod top;
 mod warm;
@@ -38,7 +35,7 @@ fn main() -> ExitCode {
         Command::Stop => status::stop(&place),
         Command::Drop { dataset } => status::drop_caches(&place, dataset),
         Command::Analyze(analyze) => analyze::run(&analyze),
-        Command::Bench(bench) => bench::run(&bench),
+        Command::Bench(bench) => bench::run(&place, &bench),
         Command::Doctor(doctor) => doctor::run(&place, &doctor),
     };
     outcome.unwrap_or_else(|e| {

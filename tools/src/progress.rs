@@ -3,14 +3,14 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use coprep_measurement::progress::Progress;
+use coprep_terminal::duration;
 use indicatif::{ProgressBar, ProgressStyle};
-
-use crate::show::duration;
 
 /// Time between two lines where there is no bar.
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
 /// Time between two updates of the bar.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+const BETWEEN_UPDATES: Duration = Duration::from_millis(200);
 
 /// Progress of work of known length.
 pub(crate) struct WorkProgress {
@@ -110,45 +110,13 @@ impl Steps {
         }
     }
 
-    /// Plans all steps that follow, by the seconds that each is expected to take.
-    pub(crate) fn plan(&mut self, expected: Vec<f64>) {
-        self.expected = expected;
-        self.done = 0;
-        self.began = Instant::now();
-        self.step = None;
-    }
-
-    /// Begins the next step, and always shows it.
-    pub(crate) fn step(&mut self, what: &str) {
-        let now = Instant::now();
-        self.done += usize::from(self.step.is_some());
-        self.step = Some(CurrentStep {
-            what: what.into(),
-            began: now,
-        });
-        self.last = now;
-        self.show();
-    }
-
-    /// Updates the display now and then while a step runs.
-    pub(crate) fn tick(&mut self) {
-        let between = match self.bar {
-            Some(_) => BETWEEN_LOOKS,
-            None => BETWEEN_LINES,
-        };
-        if self.last.elapsed() >= between {
-            self.last = Instant::now();
-            self.show();
-        }
-    }
-
     /// Draws the bar, or prints a line.
     fn show(&self) {
         let Some(step) = &self.step else { return };
         let took = (step.began - self.began).as_secs_f64();
         let now = step.began.elapsed().as_secs_f64();
         let left = left(&self.expected, self.done, took, now);
-        let line = said(&step.what, self.done, self.expected.len(), left);
+        let line = progress_line(&step.what, self.done, self.expected.len(), left);
         match &self.bar {
             Some(bar) => {
                 let past = took + now;
@@ -165,6 +133,37 @@ impl Steps {
     pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
+        }
+    }
+}
+
+impl Progress for Steps {
+    fn plan(&mut self, expected_s: Vec<f64>) {
+        self.expected = expected_s;
+        self.done = 0;
+        self.began = Instant::now();
+        self.step = None;
+    }
+
+    fn step(&mut self, what: &str) {
+        let now = Instant::now();
+        self.done += usize::from(self.step.is_some());
+        self.step = Some(CurrentStep {
+            what: what.into(),
+            began: now,
+        });
+        self.last = now;
+        self.show();
+    }
+
+    fn tick(&mut self) {
+        let between = match self.bar {
+            Some(_) => BETWEEN_UPDATES,
+            None => BETWEEN_LINES,
+        };
+        if self.last.elapsed() >= between {
+            self.last = Instant::now();
+            self.show();
         }
     }
 }
@@ -188,7 +187,7 @@ fn left(expected: &[f64], done: usize, took: f64, now: f64) -> Option<f64> {
 }
 
 /// Formats a line of progress: `3 of 8: storage, 20 s left`.
-fn said(what: &str, done: usize, steps: usize, left: Option<f64>) -> String {
+fn progress_line(what: &str, done: usize, steps: usize, left: Option<f64>) -> String {
     match left {
         Some(left) => format!("{} of {steps}: {what}, {} left", done + 1, duration(left)),
         None => what.into(),
@@ -223,8 +222,9 @@ mod tests {
     #[test]
     fn steps_are_counted_where_their_number_is_known() {
         let expected = [2.0, 4.0];
-        let line =
-            |expected: &[f64]| said("storage", 1, expected.len(), left(expected, 1, 2.0, 1.0));
+        let line = |expected: &[f64]| {
+            progress_line("storage", 1, expected.len(), left(expected, 1, 2.0, 1.0))
+        };
         assert_eq!(line(&expected), "2 of 2: storage, 3 s left");
         assert_eq!(line(&[]), "storage");
     }

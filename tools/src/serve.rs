@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use coprep_cache::memory;
 use coprep_coordinator::{OwnFile, Server, Settings, Slowness, StopReason};
+use coprep_metrics::Metrics;
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::size::human;
 
 use crate::args::{ServeArgs, Switch};
-use crate::metrics::Metrics;
 use crate::{Outcome, logs};
 
 /// Runs a coordinator until it is stopped, idle or interrupted.
@@ -28,11 +28,11 @@ pub(crate) fn run(place: CoordinatorPaths, args: &ServeArgs) -> Outcome {
     let (server, metrics) = match start(place, args) {
         Ok(started) => started,
         Err(e) => {
-            tell(&mut ready, &serde_json::json!({ "error": e.to_string() }));
+            notify(&mut ready, &serde_json::json!({ "error": e.to_string() }));
             return Err(e);
         }
     };
-    tell(
+    notify(
         &mut ready,
         &serde_json::json!({ "ready": true, "pid": std::process::id() }),
     );
@@ -133,7 +133,7 @@ fn starter(fd: i32) -> File {
 }
 
 /// Writes a line to the process that started this coordinator, if it asked for that.
-fn tell(ready: &mut Option<File>, line: &serde_json::Value) {
+fn notify(ready: &mut Option<File>, line: &serde_json::Value) {
     if let Some(pipe) = ready {
         // The starter may be gone, and then does not need to know.
         let _ = writeln!(pipe, "{line}");

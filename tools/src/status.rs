@@ -9,10 +9,10 @@ use coprep_protocol::message::{
     CacheForm, CacheStatus, CostStatus, FormStatus, JobStatus, SampleCost, Status, StreamStatus,
 };
 use coprep_protocol::paths::CoordinatorPaths;
-
-use crate::show::{BETWEEN, WIDTH, clean, duration, ending, label, number, table, wrapped};
-use crate::{Outcome, args};
 use coprep_protocol::size::human;
+use coprep_terminal::{BETWEEN, WIDTH, clean, duration, ending, label, number, table, wrapped};
+
+use crate::{Outcome, args};
 
 /// Prints the status of the coordinator.
 pub(crate) fn run(place: &CoordinatorPaths, args: &args::StatusArgs) -> Outcome {
@@ -173,10 +173,11 @@ fn cache(c: &CacheStatus) -> String {
     }
     let saves = c.saves_s_per_epoch.filter(|&s| s > 0.0);
     facts.extend(saves.map(|s| format!("saves {} s per epoch", number(s))));
-    // A cache with room for everything has no price.
-    let price = c.lambda_s_per_mib.filter(|&lambda| lambda >= 1e-4);
+    // Memory of a cache with room for everything is worth nothing.
+    let value_of_memory = c.lambda_s_per_mib.filter(|&lambda| lambda >= 1e-4);
     facts.extend(
-        price.map(|lambda| format!("a MiB must save {} ms per epoch", number(lambda * 1e3))),
+        value_of_memory
+            .map(|lambda| format!("a MiB must save {} ms per epoch", number(lambda * 1e3))),
     );
     let head = wrapped(&format!("cache of {}", c.dataset), 0);
     format!(
@@ -349,11 +350,16 @@ fn job(j: &JobStatus) -> String {
 }
 
 #[cfg(test)]
+#[expect(dead_code, reason = "the tests of the screen use all of it")]
+#[path = "../top/src/model/fixtures.rs"]
+mod fixtures;
+
+#[cfg(test)]
 mod tests {
     use unicode_width::UnicodeWidthStr;
 
+    use super::fixtures::{a_cache, a_job, a_stream};
     use super::*;
-    use crate::top::model::tests::{a_cache, a_job, a_stream};
 
     /// Returns the status of a coordinator with long names and large numbers.
     fn busy() -> Status {

@@ -8,15 +8,11 @@ use std::process::ExitCode;
 use coprep_client::control;
 use coprep_protocol::message::{CacheForm, CacheRequest, Warm, WarmProgress};
 use coprep_protocol::paths::CoordinatorPaths;
-use coprep_protocol::spec::{
-    DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, Interpolation, Op, PipelineSpec, ResizeTo,
-    Source,
-};
-
-use crate::Outcome;
-use crate::args;
-use crate::progress::WorkProgress;
 use coprep_protocol::size::human;
+use coprep_protocol::spec::PipelineSpec;
+
+use crate::progress::WorkProgress;
+use crate::{Outcome, args};
 
 /// Fills the cache of a folder, or the caches of a script.
 pub(crate) fn run(place: &CoordinatorPaths, args: &args::WarmArgs) -> Outcome {
@@ -25,15 +21,15 @@ pub(crate) fn run(place: &CoordinatorPaths, args: &args::WarmArgs) -> Outcome {
     }
     let folder = args.folder.as_deref().unwrap_or(Path::new("."));
     let request = Warm {
-        // Any size of the random crop would do: the cache does not depend on it.
-        pipeline: pipeline(folder, &args.fixed, 224)?,
+        // Any random operator would do in place of the jobs' own: the cache does not depend on it.
+        pipeline: args.fixed.then_crop(224).pipeline(folder)?,
         cache: cache(args),
     };
     let cached = request.pipeline.cached();
-    let mut shown = Shown::new(args.json);
-    let result = control::warm(place, request, |progress| shown.update(progress));
+    let mut display = WarmDisplay::new(args.json);
+    let result = control::warm(place, request, |progress| display.update(progress));
     let done = result?;
-    shown.finish(&done, &for_jobs(&cached, done.form));
+    display.finish(&done, &for_jobs(&cached, done.form));
     Ok(exit_code(&done))
 }
 
@@ -70,74 +66,32 @@ fn cache(args: &args::WarmArgs) -> CacheRequest {
     }
 }
 
-/// Builds the pipeline of the jobs: its deterministic operators, then a crop in place of the random ones, since the
-/// cache does not depend on those. `random_crop` is the side of the crop in pixels.
-pub(crate) fn pipeline(
-    folder: &Path,
-    args: &args::Fixed,
-    random_crop: u32,
-) -> Result<PipelineSpec, Box<dyn std::error::Error>> {
-    let folder = folder
-        .canonicalize()
-        .map_err(|e| format!("{}: {e}", folder.display()))?;
-    let root = folder
-        .into_os_string()
-        .into_string()
-        .map_err(|f| format!("{f:?} is not UTF-8"))?;
-    let interpolation = Interpolation::Bilinear;
-    let mut ops = vec![Op::Decode {
-        apply_exif_orientation: args.exif,
-        max_pixels: DEFAULT_MAX_PIXELS,
-        scaled: true,
-    }];
-    ops.extend(args.resize.map(|n| Op::Resize {
-        to: ResizeTo::Shorter(n),
-        interpolation: args.interpolation.into(),
-    }));
-    ops.extend(args.center_crop.map(|n| Op::CenterCrop {
-        height: n,
-        width: n,
-    }));
-    let (scale, ratio) = (DEFAULT_SCALE, DEFAULT_RATIO);
-    ops.push(Op::RandomResizedCrop {
-        height: random_crop,
-        width: random_crop,
-        scale,
-        ratio,
-        interpolation,
-    });
-    Ok(PipelineSpec {
-        source: Source::ImageFolder { root },
-        ops,
-    })
-}
-
 /// Display of a warm-up's progress: JSON lines, or a bar for people.
-enum Shown {
+enum WarmDisplay {
     Json,
     Progress(WorkProgress),
 }
 
-impl Shown {
+impl WarmDisplay {
     fn new(json: bool) -> Self {
         if json {
-            Shown::Json
+            WarmDisplay::Json
         } else {
-            Shown::Progress(WorkProgress::new("samples"))
+            WarmDisplay::Progress(WorkProgress::new("samples"))
         }
     }
 
     fn update(&mut self, p: &WarmProgress) {
         match self {
-            Shown::Json => print_json(p, None),
-            Shown::Progress(progress) => progress.update(p.done, p.total, &bytes(p)),
+            WarmDisplay::Json => print_json(p, None),
+            WarmDisplay::Progress(progress) => progress.update(p.done, p.total, &bytes(p)),
         }
     }
 
     fn finish(&self, p: &WarmProgress, for_jobs: &str) {
         match self {
-            Shown::Json => print_json(p, Some(for_jobs)),
-            Shown::Progress(progress) => {
+            WarmDisplay::Json => print_json(p, Some(for_jobs)),
+            WarmDisplay::Progress(progress) => {
                 progress.finish();
                 println!("{}\n{for_jobs}", summary(p));
             }

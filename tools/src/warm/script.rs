@@ -9,15 +9,16 @@ use std::process::{ChildStdout, Command, ExitCode, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use coprep_measurement::group::ProcessGroup;
+use coprep_measurement::interrupt;
+use coprep_measurement::python::candidates;
 use coprep_protocol::message::WarmProgress;
 use coprep_protocol::paths::CoordinatorPaths;
 use serde::{Deserialize, Serialize};
 
 use super::{bytes, summary};
-use crate::bench::torch::candidates;
-use crate::measure::group::Group;
 use crate::progress::WorkProgress;
-use crate::{Outcome, args, interrupt};
+use crate::{Outcome, args};
 
 /// Time between two checks for signals.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -29,12 +30,12 @@ const GRACE: Duration = Duration::from_secs(5);
 struct ScriptEvent {
     dataset: String,
     #[serde(flatten)]
-    news: ScriptNews,
+    state: LoaderState,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum ScriptNews {
+enum LoaderState {
     /// The cache is being filled.
     Progress(WarmProgress),
     /// The cache is filled.
@@ -47,7 +48,7 @@ enum ScriptNews {
 
 /// Numbers of loaders by their result.
 #[derive(Default)]
-struct Tally {
+struct LoaderCounts {
     warmed: u32,
     skipped: u32,
     failed: u32,
@@ -55,7 +56,7 @@ struct Tally {
 
 /// Runs the script until its loaders are warmed.
 pub(super) fn run(place: &CoordinatorPaths, from: &OsStr, args: &args::WarmArgs) -> Outcome {
-    interrupt::heed()?;
+    interrupt::catch_signals()?;
     let python = args.python.clone().unwrap_or_else(python);
     let mut command = Command::new(&python);
     command
@@ -65,14 +66,15 @@ pub(super) fn run(place: &CoordinatorPaths, from: &OsStr, args: &args::WarmArgs)
         .env("COPREP_SOCKET", &place.socket)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
-    let mut group = Group::spawn(&mut command).map_err(|e| format!("{}: {e}", python.display()))?;
+    let mut group =
+        ProcessGroup::spawn(&mut command).map_err(|e| format!("{}: {e}", python.display()))?;
     let stdout = group.child().stdout.take();
     let events = listen(stdout.ok_or("no pipe to the script")?);
-    let tally = follow(&events, args.json)?;
+    let counts = follow(&events, args.json)?;
     // Its output is closed, so the script should end by itself.
     group.wait_until(Instant::now() + GRACE);
     match group.ended().as_deref() {
-        Some("exit status 0") => tally.outcome(from),
+        Some("exit status 0") => counts.outcome(from),
         how => Err(format!(
             "{} ended before its loaders were warmed ({})",
             from.display(),
@@ -105,18 +107,18 @@ fn listen(stdout: ChildStdout) -> Receiver<std::io::Result<String>> {
 }
 
 /// Shows the events until the script closes its output. Returns the results of its loaders.
-fn follow(events: &Receiver<std::io::Result<String>>, json: bool) -> Outcome<Tally> {
-    let mut tally = Tally::default();
+fn follow(events: &Receiver<std::io::Result<String>>, json: bool) -> Outcome<LoaderCounts> {
+    let mut counts = LoaderCounts::default();
     let mut progress = None;
     loop {
         interrupt::check()?;
         let line = match events.recv_timeout(POLL_INTERVAL) {
             Ok(line) => line?,
             Err(RecvTimeoutError::Timeout) => continue,
-            Err(RecvTimeoutError::Disconnected) => return Ok(tally),
+            Err(RecvTimeoutError::Disconnected) => return Ok(counts),
         };
         let event: ScriptEvent = serde_json::from_str(&line)?;
-        tally.count(&event.news);
+        counts.count(&event.state);
         if json {
             println!("{}", serde_json::to_string(&event)?);
         } else {
@@ -126,7 +128,7 @@ fn follow(events: &Receiver<std::io::Result<String>>, json: bool) -> Outcome<Tal
 }
 
 fn show(event: &ScriptEvent, progress: &mut Option<WorkProgress>) {
-    if let ScriptNews::Progress(p) = &event.news {
+    if let LoaderState::Progress(p) = &event.state {
         let bar = progress.get_or_insert_with(|| WorkProgress::new("samples"));
         let more = if p.capacity > 0 {
             bytes(p)
@@ -140,22 +142,22 @@ fn show(event: &ScriptEvent, progress: &mut Option<WorkProgress>) {
     if let Some(progress) = progress.take() {
         progress.finish();
     }
-    let text = match &event.news {
-        ScriptNews::Progress(_) => return,
-        ScriptNews::Done(p) => summary(p),
-        ScriptNews::Skipped(why) => format!("not warmed: {why}"),
-        ScriptNews::Failed(why) => format!("failed: {why}"),
+    let text = match &event.state {
+        LoaderState::Progress(_) => return,
+        LoaderState::Done(p) => summary(p),
+        LoaderState::Skipped(why) => format!("not warmed: {why}"),
+        LoaderState::Failed(why) => format!("failed: {why}"),
     };
     println!("{}\n  {text}", event.dataset);
 }
 
-impl Tally {
-    fn count(&mut self, news: &ScriptNews) {
-        match news {
-            ScriptNews::Progress(_) => {}
-            ScriptNews::Done(p) if p.failed == 0 => self.warmed += 1,
-            ScriptNews::Done(_) | ScriptNews::Failed(_) => self.failed += 1,
-            ScriptNews::Skipped(_) => self.skipped += 1,
+impl LoaderCounts {
+    fn count(&mut self, state: &LoaderState) {
+        match state {
+            LoaderState::Progress(_) => {}
+            LoaderState::Done(p) if p.failed == 0 => self.warmed += 1,
+            LoaderState::Done(_) | LoaderState::Failed(_) => self.failed += 1,
+            LoaderState::Skipped(_) => self.skipped += 1,
         }
     }
 

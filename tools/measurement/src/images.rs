@@ -1,0 +1,122 @@
+//! Pipelines of images: the operators before the first random one, and a random crop.
+
+use std::path::Path;
+
+use coprep_protocol::spec::{
+    DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, Interpolation, Op, PipelineSpec, ResizeTo,
+    Source,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::Result;
+
+/// Operators that prepare a folder of images. In JSON, names and values are those of torchvision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageOperators {
+    /// Pixels of the shorter side after a resize. `None` for no resize.
+    pub resize: Option<u32>,
+    /// Filter of the resize.
+    #[serde(with = "InterpolationName")]
+    pub interpolation: Interpolation,
+    /// Height and width of a central crop. `None` for no crop.
+    pub center_crop: Option<u32>,
+    /// Whether images are turned as their EXIF data says.
+    pub exif: bool,
+    /// Height and width of the random crop, which is the first random operator.
+    pub image_size: u32,
+}
+
+/// The names of [`Interpolation`] in JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Interpolation", rename_all = "lowercase")]
+enum InterpolationName {
+    Nearest,
+    Bilinear,
+    Bicubic,
+}
+
+impl ImageOperators {
+    /// Builds the pipeline of a folder that has one subfolder per class.
+    ///
+    /// # Errors
+    /// If the folder does not exist, or if its absolute path is not UTF-8.
+    pub fn pipeline(&self, folder: &Path) -> Result<PipelineSpec> {
+        let folder = folder
+            .canonicalize()
+            .map_err(|e| format!("{}: {e}", folder.display()))?;
+        let root = folder
+            .into_os_string()
+            .into_string()
+            .map_err(|f| format!("{f:?} is not UTF-8"))?;
+        Ok(PipelineSpec {
+            source: Source::ImageFolder { root },
+            ops: self.operators(),
+        })
+    }
+
+    fn operators(&self) -> Vec<Op> {
+        let mut ops = vec![Op::Decode {
+            apply_exif_orientation: self.exif,
+            max_pixels: DEFAULT_MAX_PIXELS,
+            scaled: true,
+        }];
+        ops.extend(self.resize.map(|n| Op::Resize {
+            to: ResizeTo::Shorter(n),
+            interpolation: self.interpolation,
+        }));
+        ops.extend(self.center_crop.map(|n| Op::CenterCrop {
+            height: n,
+            width: n,
+        }));
+        ops.push(Op::RandomResizedCrop {
+            height: self.image_size,
+            width: self.image_size,
+            scale: DEFAULT_SCALE,
+            ratio: DEFAULT_RATIO,
+            interpolation: Interpolation::Bilinear,
+        });
+        ops
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPERATORS: ImageOperators = ImageOperators {
+        resize: Some(256),
+        interpolation: Interpolation::Bicubic,
+        center_crop: None,
+        exif: true,
+        image_size: 224,
+    };
+
+    #[test]
+    fn operators_survive_json_with_the_names_of_torchvision() {
+        let json = serde_json::to_string(&OPERATORS).unwrap();
+        assert!(json.contains(r#""interpolation":"bicubic""#), "{json}");
+        assert_eq!(
+            serde_json::from_str::<ImageOperators>(&json).unwrap(),
+            OPERATORS
+        );
+    }
+
+    #[test]
+    fn a_pipeline_has_the_operators_that_were_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = OPERATORS.pipeline(folder.path()).unwrap().to_string();
+        assert!(text.contains("bicubic") && text.contains("224"), "{text}");
+        assert!(!text.contains("center_crop"), "{text}");
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named() {
+        let error = OPERATORS
+            .pipeline(Path::new("/nowhere/photos"))
+            .unwrap_err();
+        assert!(
+            error.to_string().starts_with("/nowhere/photos: "),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,125 @@
+//! A coordinator for one measurement: nobody else uses it, and it ends with the measurement.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use coprep_client::control;
+use coprep_protocol::message::Status;
+use coprep_protocol::paths::CoordinatorPaths;
+use tempfile::TempDir;
+
+use crate::scratch::scratch_folder;
+use crate::{Result, interrupt};
+
+/// Longest time until the coordinator listens, and until it has ended.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Time between two checks for either.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// A coordinator for one measurement. It is stopped when it is dropped.
+pub struct PrivateCoordinator {
+    child: Child,
+    /// Address of the coordinator.
+    pub place: CoordinatorPaths,
+    folder: TempDir,
+}
+
+impl PrivateCoordinator {
+    /// Runs `serve` of the `coprep` program with these arguments, and waits until it listens.
+    ///
+    /// # Errors
+    /// If the coordinator ends or does not listen in time. The error has its log.
+    pub fn start(program: &Path, arguments: &[String]) -> Result<Self> {
+        let folder = scratch_folder()?;
+        let place = CoordinatorPaths::at(folder.path().join("socket"));
+        let log = std::fs::File::create(folder.path().join("log"))?;
+        let mut command = Command::new(program);
+        command
+            .arg("serve")
+            // If this process is killed, the coordinator ends by itself after a minute.
+            .args(["--idle", "60"])
+            .args(arguments)
+            .env("COPREP_SOCKET", &place.socket)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        for name in SETTING_VARIABLES {
+            command.env_remove(name);
+        }
+        let mut started = PrivateCoordinator {
+            child: command.spawn()?,
+            place,
+            folder,
+        };
+        started.wait_until_it_listens()?;
+        Ok(started)
+    }
+
+    fn wait_until_it_listens(&mut self) -> Result<()> {
+        let end = Instant::now() + TIMEOUT;
+        while control::status(&self.place, 0).is_err() {
+            if let Some(how) = self.child.try_wait()? {
+                return Err(format!("its coordinator ended ({how}): {}", self.log()).into());
+            }
+            if Instant::now() > end {
+                return Err(format!("its coordinator does not listen: {}", self.log()).into());
+            }
+            interrupt::check()?;
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// Returns the coordinator's log, for error messages.
+    fn log(&self) -> String {
+        let path: PathBuf = self.folder.path().join("log");
+        std::fs::read_to_string(path)
+            .unwrap_or_default()
+            .trim()
+            .into()
+    }
+
+    /// Returns the process id of the coordinator.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Returns the present status of the coordinator.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub fn status(&self) -> Result<Status> {
+        Ok(control::status(&self.place, 0)?)
+    }
+}
+
+/// Variables of the environment that would change the coordinator's settings.
+const SETTING_VARIABLES: [&str; 11] = [
+    "COPREP_CACHE",
+    "COPREP_CACHE_FORM",
+    "COPREP_CACHE_NAME",
+    "COPREP_STAGING",
+    "COPREP_WORKERS",
+    "COPREP_COSTS",
+    "COPREP_ATTRIBUTION",
+    "COPREP_IDLE",
+    "COPREP_IDLE_WARM",
+    "COPREP_METRICS",
+    "COPREP_LOG_FORMAT",
+];
+
+impl Drop for PrivateCoordinator {
+    fn drop(&mut self) {
+        let _ = control::stop(&self.place);
+        let end = Instant::now() + TIMEOUT;
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() > end {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return;
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+}
