@@ -161,10 +161,13 @@ test-build: | deps
 	@cargo build --quiet --features coprep-cli/failpoints
 	@install -m 755 $(TARGET)/debug/coprep $(FAILPOINTS_BIN)
 
+.PHONY: test-prerequisites
+test-prerequisites: $(VENV)/.package $(VENV)/.checks $(VENV)/.examples test-build
+
 # Downloads and builds run side by side.
 .PHONY: test
 test: | browser prometheus ## all tests, Rust and Python
-	@$(MAKE) --no-print-directory --jobs=3 $(VENV)/.package $(VENV)/.checks $(VENV)/.examples test-build
+	@$(MAKE) --no-print-directory --jobs=3 test-prerequisites
 	@PATH="$$PATH:$(PROMETHEUS)/usr/bin" COPREP_FAILPOINTS_BIN="$(FAILPOINTS_BIN)" \
 		tools/dev/run_tests.sh $(PY) $(TARGET)/test.log $(RUST_TESTS)
 
@@ -184,19 +187,39 @@ lint-python: $(VENV)/.package $(VENV)/.checks
 	MYPYPATH=bindings/build_backend $(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports \
 		$(addprefix -p ,$(TYPED_PACKAGES)) -m tests.programs.__main__
 
-.PHONY: fuzz
-fuzz: | deps ## every fuzz target for SECONDS (300) each
-	@tools/dev/fuzz.sh $(abspath $(TARGET))/fuzz $(or $(SECONDS),300)
+FUZZ := tools/dev/fuzz.sh $(abspath $(TARGET))/fuzz
 
-# One history if only SEED is given, with all that happens in it.
-.PHONY: chaos
+.PHONY: fuzz fuzz-short
+fuzz: | deps ## every fuzz target for SECONDS (300) each
+	@$(FUZZ) $(or $(SECONDS),300)
+fuzz-short: | deps
+	@$(FUZZ) 20
+
+CHAOS := $(PY) -m tests.chaos --out "$(TARGET)/chaos" --parallel $(or $(PARALLEL),2)
+
+# With SEED alone, one history runs and everything that happens in it is printed.
+.PHONY: chaos chaos-short
 chaos: $(VENV)/.package ## random histories of jobs and faults; with SEED=n alone one of them again
-	@$(PY) -m tests.chaos --out "$(TARGET)/chaos" --seed $(or $(SEED),0) --parallel $(or $(PARALLEL),2) \
-		--histories $(or $(HISTORIES),$(if $(SEED),1,200)) $(if $(SEED),$(if $(HISTORIES),,--verbose)) $(ARGS)
+	@$(CHAOS) --seed $(or $(SEED),0) --histories $(or $(HISTORIES),$(if $(SEED),1,200)) \
+		$(if $(SEED),$(if $(HISTORIES),,--verbose)) $(ARGS)
+# These seeds are in no test. They stay the same, so that a failure can be repeated.
+chaos-short: $(VENV)/.package
+	@$(CHAOS) --seed 1000 --histories 40
 
 .PHONY: loom
 loom: | deps ## model-check what is lock-free in shared memory
 	@RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(abspath $(TARGET)/loom)" cargo test --release -p coprep-cache --test loom
+
+.PHONY: check
+check: ## lint, all tests, loom, a short fuzz, a short chaos and the documentation; `.ci/run` runs this
+	@tools/dev/check.sh "$(MAKE)" $(TARGET)/check
+
+# `make target/check/PART` makes PART, and leaves a file if PART succeeded.
+$(TARGET)/check/%: %
+	@mkdir -p $(@D) && touch $@
+
+.PHONY: check-environment
+check-environment: $(VENV)/.base
 
 .PHONY: figures
 figures: $(VENV)/.checks ## figures of the code's language and shape
