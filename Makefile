@@ -19,10 +19,9 @@ OVERHEAD := $(TARGET)/release/examples/overhead
 PROMETHEUS := $(abspath $(TARGET))/prometheus
 RUST_SOURCES := Cargo.toml Cargo.lock .cargo/config.toml $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml -o -path '*/src/*.py')
 WHEEL_SOURCES := $(RUST_SOURCES) LICENSE pyproject.toml $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md')
-PYTHON_CODE := tools/demo tools/dev bindings/build_backend tools/src/bench tests/bench tests/bench_slow tests/what_if tests/drop_in \
-	tests/programs tests/chaos docs/examples bindings/python tests/python
-TYPED_PACKAGES := tools.demo tools.dev.site tools.dev.packaging coprep_build tests.bench tests.bench_slow tests.what_if \
-	tests.drop_in tests.chaos coprep
+PYTHON_CODE := tools/demo tools/dev tools/src/bench bindings/build_backend bindings/python docs/examples tests
+TYPED_PACKAGES := tools.demo tools.dev.site tools.dev.packaging coprep_build coprep tests.chaos \
+	$(addprefix tests.benchmarks.,loaders slow_samples drop_in what_if)
 
 .PHONY: help
 help: ## this list
@@ -130,23 +129,23 @@ torch_for = $(if $(or $(if $(ONLY),,all),$(strip $(foreach part,$(1),$(findstrin
 .PHONY: bench
 bench: $(VENV)/.package $(call torch_for,torch python) $(filter demo-data,$(DATA)) | deps ## compare with other loaders and with the limit
 	@cargo build --release -p coprep-pipeline --example limit -p coprep-cache --example handover
-	@$(PY) -m tests.bench "$(DATA)" --limit "$(LIMIT)" --handover "$(HANDOVER)" --out "$(TARGET)/bench" \
+	@$(PY) -m tests.benchmarks.loaders "$(DATA)" --limit "$(LIMIT)" --handover "$(HANDOVER)" --out "$(TARGET)/bench" \
 		$(ONLY_OPTION) $(REPEAT_OPTION) $(if $(JOBS),--jobs "$(JOBS)") $(if $(SECONDS),--seconds "$(SECONDS)")
 
 # Where DATA has images that are many times as large as the others, they are the slow ones.
 .PHONY: bench-slow
 bench-slow: $(VENV)/.package $(call torch_for,order cost watch) $(filter demo-data,$(DATA)) | deps ## slow samples: the order of batches, the form of the cache, the balance of threads
 	@cargo build --release -p coprep-pipeline --example limit -p coprep-coordinator --example overhead
-	@$(PY) -m tests.bench_slow "$(DATA)" --limit "$(LIMIT)" --overhead "$(OVERHEAD)" --out "$(TARGET)/bench-slow" \
+	@$(PY) -m tests.benchmarks.slow_samples "$(DATA)" --limit "$(LIMIT)" --overhead "$(OVERHEAD)" --out "$(TARGET)/bench-slow" \
 		$(ONLY_OPTION) $(REPEAT_OPTION) $(QUICK_OPTION) $(ARGS)
 
 .PHONY: what-if
 what-if: $(VENV)/.package $(filter demo-data,$(DATA)) ## what analyze predicts, against epochs that are run
-	@$(PY) -m tests.what_if "$(DATA)" --out "$(TARGET)/what-if" $(ONLY_OPTION) $(REPEAT_OPTION)
+	@$(PY) -m tests.benchmarks.what_if "$(DATA)" --out "$(TARGET)/what-if" $(ONLY_OPTION) $(REPEAT_OPTION)
 
 .PHONY: drop-in
 drop-in: $(VENV)/.package $(VENV)/.torch ## what it costs to replace PyTorch's DataLoader and nothing else, with bars
-	@$(PY) -m tests.drop_in --out "$(TARGET)/drop-in" $(ONLY_OPTION) $(REPEAT_OPTION) $(QUICK_OPTION)
+	@$(PY) -m tests.benchmarks.drop_in --out "$(TARGET)/drop-in" $(ONLY_OPTION) $(REPEAT_OPTION) $(QUICK_OPTION)
 
 # --- checks ---------------------------------------------------------------------------------------------
 
@@ -185,7 +184,7 @@ lint-python: $(VENV)/.package $(VENV)/.checks
 	$(VENV)/bin/ruff format --check --quiet --line-length 120 $(PYTHON_CODE)
 	$(VENV)/bin/ruff check --quiet --target-version py310 --line-length 120 --select E,F,W,I,B,UP,C4,SIM,RET $(PYTHON_CODE)
 	MYPYPATH=bindings/build_backend $(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports \
-		$(addprefix -p ,$(TYPED_PACKAGES)) -m tests.programs.__main__
+		$(addprefix -p ,$(TYPED_PACKAGES)) -m tests.conformance.programs.__main__
 
 FUZZ := tools/dev/fuzz.sh $(abspath $(TARGET))/fuzz
 

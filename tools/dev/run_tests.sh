@@ -7,14 +7,17 @@ python=$1 log=$2
 shift 2
 rust_tests=("$@")
 
-python_tests=tests/python
 # These tests take one processor each and do not mind a few seconds more, so that two files run at a time. The others look
 # at the clock, or run several jobs of their own.
-side_by_side=()
-for name in torch_behaviour docs fingerprint packing structure report_page epochs bad_input drop_in pipelines package \
-    packaging torch_expectations user_samples user_code user_caching user_resuming user_sharing; do
-    side_by_side+=("$python_tests/test_$name.py")
-done
+side_by_side=(
+    tests/benchmarks/tests/test_drop_in_benchmark.py
+    tests/conformance/test_{structure,torch_behaviour,torch_expectations}.py
+    tests/end_to_end/command_line/test_report_page.py
+    tests/end_to_end/datasets/test_{fingerprint,packing,pipelines,user_caching,user_code,user_samples}.py
+    tests/end_to_end/failures/test_bad_input.py
+    tests/end_to_end/published/test_{docs,package,packaging}.py
+    tests/end_to_end/sharing/test_{epochs,user_resuming,user_sharing}.py
+)
 
 failed=()
 mkdir -p "$(dirname "$log")"
@@ -49,7 +52,7 @@ total() {
 run "Rust" "${rust_tests[@]}"
 run "Rust, examples in the documentation" cargo test --doc --quiet
 run "Python, two at a time" pytest -n 2 --dist worksteal "${side_by_side[@]}"
-run "Python" pytest "${side_by_side[@]/#/--ignore=}" "$python_tests"
+run "Python" pytest "${side_by_side[@]/#/--ignore=}" tests
 echo "== Total"
 total
 if [ ${#failed[@]} -gt 0 ]; then

@@ -6,7 +6,7 @@ use super::chart::{chart, esc};
 use super::report::{ChartShape, EMBEDDED, EpochForecast, EpochPart, Report};
 use super::{labels, page, text};
 
-const SAVED: &str = include_str!("../../../tests/python/analyze_report.json");
+const SAVED: &str = include_str!("../../../tests/support/analyze_report.json");
 
 fn report() -> Report {
     Report::read(SAVED).unwrap()
