@@ -13,9 +13,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PIP := flock $(VENV) $(PY) -m pip install --quiet --disable-pip-version-check
 
 DATA ?= demo-data
-LIMIT := $(TARGET)/release/examples/limit
-HANDOVER := $(TARGET)/release/examples/handover
-OVERHEAD := $(TARGET)/release/examples/overhead
+PROGRAMS := $(TARGET)/release
 PROMETHEUS := $(abspath $(TARGET))/prometheus
 RUST_SOURCES := Cargo.toml Cargo.lock .cargo/config.toml $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml -o -path '*/src/*.py')
 WHEEL_SOURCES := $(RUST_SOURCES) LICENSE pyproject.toml $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md')
@@ -31,7 +29,7 @@ help: ## this list
 	@echo "                  ONLY=detection,memory REPEAT=n QUICK=1 (drop-in),"
 	@echo "                  HISTORIES=n PARALLEL=n SEED=n ARGS=\"--only 'ranks: 2'\" (chaos)"
 
-# --- prerequisites ------------------------------------------------------------------------------------
+# --- prerequisites -------------------------------------------------------------------------------------------
 
 .PHONY: deps
 deps: ## install the build tools that are missing, or say which
@@ -97,7 +95,7 @@ venv: $(VENV)/.package ## .venv with the release build of the package and the co
 dist: $(VENV)/.dist ## wheels for older systems and for aarch64, and the sources, in target/dist; checked
 	@$(PY) -m tools.dev.packaging $(TARGET)/dist --scratch $(TARGET)/dist-tools $(ARGS)
 
-# --- documentation ----------------------------------------------------------------------------------------------
+# --- documentation -------------------------------------------------------------------------------------------
 
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs
 SITE_CONFIG := tools/dev/site/mkdocs.yml
@@ -111,7 +109,7 @@ docs: $(VENV)/.docs ## the documentation as a site, in target/site; every link i
 docs-serve: $(VENV)/.docs ## the same at http://127.0.0.1:8000, built anew when a page changes
 	@$(MKDOCS) serve --config-file $(SITE_CONFIG) --dev-addr 127.0.0.1:8000 --watch bindings/python
 
-# --- demo and benchmarks -----------------------------------------------------------------------------------------------
+# --- demo and benchmarks -------------------------------------------------------------------------------------
 
 demo-data: | $(VENV)/.base
 	@$(PY) -m tools.demo.photos $@
@@ -128,15 +126,15 @@ torch_for = $(if $(or $(if $(ONLY),,all),$(strip $(foreach part,$(1),$(findstrin
 
 .PHONY: bench
 bench: $(VENV)/.package $(call torch_for,torch python) $(filter demo-data,$(DATA)) | deps ## compare with other loaders and with the limit
-	@cargo build --release -p coprep-pipeline --example limit -p coprep-cache --example handover
-	@$(PY) -m tests.benchmarks.loaders "$(DATA)" --limit "$(LIMIT)" --handover "$(HANDOVER)" --out "$(TARGET)/bench" \
+	@cargo build --release -p coprep-measure --bin limit --bin handover
+	@$(PY) -m tests.benchmarks.loaders "$(DATA)" --limit "$(PROGRAMS)/limit" --handover "$(PROGRAMS)/handover" --out "$(TARGET)/bench" \
 		$(ONLY_OPTION) $(REPEAT_OPTION) $(if $(JOBS),--jobs "$(JOBS)") $(if $(SECONDS),--seconds "$(SECONDS)")
 
 # Where DATA has images that are many times as large as the others, they are the slow ones.
 .PHONY: bench-slow
 bench-slow: $(VENV)/.package $(call torch_for,order cost watch) $(filter demo-data,$(DATA)) | deps ## slow samples: the order of batches, the form of the cache, the balance of threads
-	@cargo build --release -p coprep-pipeline --example limit -p coprep-coordinator --example overhead
-	@$(PY) -m tests.benchmarks.slow_samples "$(DATA)" --limit "$(LIMIT)" --overhead "$(OVERHEAD)" --out "$(TARGET)/bench-slow" \
+	@cargo build --release -p coprep-measure --bin limit --bin overhead
+	@$(PY) -m tests.benchmarks.slow_samples "$(DATA)" --limit "$(PROGRAMS)/limit" --overhead "$(PROGRAMS)/overhead" --out "$(TARGET)/bench-slow" \
 		$(ONLY_OPTION) $(REPEAT_OPTION) $(QUICK_OPTION) $(ARGS)
 
 .PHONY: what-if
@@ -147,7 +145,7 @@ what-if: $(VENV)/.package $(filter demo-data,$(DATA)) ## what analyze predicts, 
 drop-in: $(VENV)/.package $(VENV)/.torch ## what it costs to replace PyTorch's DataLoader and nothing else, with bars
 	@$(PY) -m tests.benchmarks.drop_in --out "$(TARGET)/drop-in" $(ONLY_OPTION) $(REPEAT_OPTION) $(QUICK_OPTION)
 
-# --- checks ---------------------------------------------------------------------------------------------
+# --- checks --------------------------------------------------------------------------------------------------
 
 RUST_TESTS = $(shell cargo nextest --version >/dev/null 2>&1 && echo cargo nextest run || echo cargo test --no-fail-fast)
 # A coordinator whose threads tests can make panic.
@@ -179,8 +177,9 @@ lint-rust: | deps
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 
+# mypy needs PyTorch's types: without them a class that derives from one of PyTorch's is an error.
 .PHONY: lint-python
-lint-python: $(VENV)/.package $(VENV)/.checks
+lint-python: $(VENV)/.package $(VENV)/.checks $(VENV)/.torch
 	$(VENV)/bin/ruff format --check --quiet --line-length 120 $(PYTHON_CODE)
 	$(VENV)/bin/ruff check --quiet --target-version py310 --line-length 120 --select E,F,W,I,B,UP,C4,SIM,RET $(PYTHON_CODE)
 	MYPYPATH=bindings/build_backend $(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports \

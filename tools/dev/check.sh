@@ -24,7 +24,7 @@ rm -rf "$stamps"
 announce "${together[*]}, and downloads and builds for the tests"
 # The environment comes first, because several parts would make it at once.
 parts check-environment
-parts --jobs=3 --output-sync=target test-prerequisites "${together[@]/#/$stamps/}"
+parts --jobs=3 --output-sync=target browser test-prerequisites "${together[@]/#/$stamps/}"
 for part in "${alone[@]}"; do
     announce "$part"
     parts "$stamps/$part"

@@ -2,8 +2,8 @@
 //! with Pillow's.
 //!
 //! ```text
-//! cargo run --release -p coprep-pipeline --example pixels -- DATA OUT 200
-//! python coordinator/pipeline/examples/pixels.py OUT
+//! cargo run --release -p coprep-measure --bin pixels -- DATA OUT 200
+//! python tests/benchmarks/measure/src/pixels.py OUT
 //! ```
 //!
 //! `OUT` receives a list of the samples (`id path`) and one file per way, with 3 x 224 x 224 bytes per sample.

@@ -2,9 +2,9 @@
 //! starting samples.
 #![expect(clippy::print_stdout, reason = "it prints a table")]
 
-#[path = "../tests/random/mod.rs"]
+#[path = "../../../../coordinator/costs/tests/random/mod.rs"]
 mod random;
-#[path = "../tests/workshop/mod.rs"]
+#[path = "../../../../coordinator/costs/tests/workshop/mod.rs"]
 mod workshop;
 
 use coprep_costs::Recent;

@@ -1,13 +1,13 @@
 //! Measures the gains of the scheduler's rule with jobs in virtual time. Every run gives the same figures.
 //!
-//! `cargo run --release -p coprep-scheduler --example simulate [SECTION...]` prints the tables of
+//! `cargo run --release -p coprep-measure --bin simulate [SECTION...]` prints the tables of
 //! `docs/explanation/scheduler.md`, and ends with code 1 if a bar is missed. Sections: speeds, prep, ascending, pools,
 //! folds, shuffle, histories, cost, pauses, borders.
 #![expect(clippy::print_stdout, reason = "it prints tables")]
 
 mod ascending;
 #[expect(dead_code, reason = "the property tests do more to jobs")]
-#[path = "../../tests/audit/mod.rs"]
+#[path = "../../../../../coordinator/scheduler/tests/audit/mod.rs"]
 mod audit;
 mod borders;
 mod cost;

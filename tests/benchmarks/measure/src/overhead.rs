@@ -5,11 +5,10 @@
 //! time, and chooses its form by price. The threads share one table and one model, as workers do.
 //!
 //! ```text
-//! cargo run --release -p coprep-coordinator --example overhead -- DATA --threads 2
+//! cargo run --release -p coprep-measure --bin overhead -- DATA --threads 2
 //! ```
 #![expect(clippy::print_stdout, reason = "its answer")]
 
-#[path = "../pipeline/examples/usual/mod.rs"]
 mod usual;
 
 use std::hint::black_box;

@@ -1,4 +1,4 @@
-"""Compares the output of the example `pixels` with Pillow. Needs Pillow 13, numpy and xxhash."""
+"""Compares the output of the program `pixels` with Pillow. Needs Pillow 13, numpy and xxhash."""
 
 import math
 import struct
@@ -68,8 +68,10 @@ def pixels(path):
 def show(what, pairs):
     signed = np.stack([ours - theirs for ours, theirs in pairs])
     off = np.abs(signed)
-    print(f"{what:24} samples {len(off):4}  mean {off.mean():.3f}  bias {signed.mean():+.3f}  "
-          f"worst sample {off.mean((1, 2, 3)).max():.2f}  99 % within {np.percentile(off, 99):.0f}  max {off.max()}")
+    print(
+        f"{what:24} samples {len(off):4}  mean {off.mean():.3f}  bias {signed.mean():+.3f}  "
+        f"worst sample {off.mean((1, 2, 3)).max():.2f}  99 % within {np.percentile(off, 99):.0f}  max {off.max()}"
+    )
 
 
 def report(folder, name, prepare):
@@ -78,7 +80,7 @@ def report(folder, name, prepare):
     theirs = [image and np.asarray(image, np.int16).transpose(2, 0, 1) for image in images]
     exact, reduced = pixels(folder / f"{name}.exact"), pixels(folder / f"{name}.reduced")
     assert len(exact) == len(reduced) == len(theirs)
-    rows = [row for row in zip(exact, reduced, theirs) if row[2] is not None]
+    rows = [row for row in zip(exact, reduced, theirs, strict=True) if row[2] is not None]
     changed = [row for row in rows if (row[0] != row[1]).any()]
     show(f"{name}, exact", [(e, t) for e, _, t in rows])
     show(f"{name}, default", [(r, t) for _, r, t in rows])

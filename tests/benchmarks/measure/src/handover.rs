@@ -1,7 +1,7 @@
 //! Measures the cost of the hand-over of a minibatch of 9.6 MB between real processes.
 //!
 //! ```sh
-//! cargo run --release -p coprep-cache --example handover [-- --json]
+//! cargo run --release -p coprep-measure --bin handover [-- --json]
 //! ```
 //!
 //! One process publishes, like the coordinator. Each consumer is a process that takes the minibatch, touches it, drops
@@ -17,7 +17,7 @@
 #![expect(unsafe_code, reason = "touches what a view points to")]
 #![expect(clippy::unwrap_used, reason = "a measurement ends at the first error")]
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../../../../cache/tests/common/mod.rs"]
 #[expect(dead_code, reason = "shared with the tests")]
 mod common;
 
