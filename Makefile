@@ -210,7 +210,7 @@ loom: | deps ## model-check what is lock-free in shared memory
 
 .PHONY: check
 check: ## lint, all tests, loom, a short fuzz, a short chaos and the documentation; `.ci/run` runs this
-	@tools/dev/check.sh "$(MAKE)" $(TARGET)/check
+	@tools/dev/check.sh $(TARGET)/check
 
 # `make target/check/PART` makes PART, and leaves a file if PART succeeded.
 $(TARGET)/check/%: %

@@ -4,14 +4,14 @@
 # Whatever does not look at the clock runs side by side first, together with the downloads and builds that the tests need.
 # The campaign and the tests look at the clock, so each of them runs alone afterwards.
 #
-# usage: check.sh MAKE STAMP_FOLDER   a part that succeeded leaves a file of its name in the folder
+# usage: check.sh STAMP_FOLDER   a part that succeeded leaves a file of its name in the folder
 set -uo pipefail
-make=$1 stamps=$2
+stamps=$1
 together=(lint-rust loom fuzz-short docs lint-python)
 alone=(chaos-short test)
 
 parts() {
-    "$make" --no-print-directory --keep-going "$@"
+    make --no-print-directory --keep-going "$@"
 }
 
 # Prints which part begins, and the seconds since the start.
