@@ -35,7 +35,8 @@ mod stream;
 pub use caches::{check_cache_name, drop_left_segments};
 pub use coprep_pipeline::{Dataset, Pipeline, ReadThrottle, Slowness, open_regular};
 pub use error::{Error, Result};
-/// Exported only for `examples/overhead`.
+/// For `overhead` in `tests/benchmarks/measure`.
+#[cfg(feature = "measure")]
 #[doc(hidden)]
 pub use produce::threads::pass;
 pub use registry::describe;

@@ -12,7 +12,7 @@ use coprep_protocol::message::CacheForm;
 use coprep_protocol::spec::Interpolation;
 use serde_json::Value;
 
-const RECORDED: &str = include_str!("../../../tests/python/analyze_report.json");
+const RECORDED: &str = include_str!("../../../tests/support/analyze_report.json");
 
 fn recorded() -> Report {
     Report::read(RECORDED).unwrap()

@@ -4,6 +4,7 @@
 //! The number of threads that fetch and that prepare follows the measured times of both ([`stages`],
 //! [`coprep_costs::balance`]).
 
+#[cfg(feature = "measure")]
 mod pass;
 mod stages;
 
@@ -20,6 +21,7 @@ use fail::fail_point;
 
 use crate::observe::stalls::{FetchWeight, StallClock};
 use crate::produce::deadline_queue::Deadline;
+#[cfg(feature = "measure")]
 pub use crate::produce::threads::pass::pass;
 use crate::produce::threads::stages::{CompletedTask, StageQueues, ThreadTask};
 use crate::{Error, Result};

@@ -7,7 +7,7 @@ use crate::forecast::{EpochForecast, EpochPart};
 use crate::report::{ChartShape, EMBEDDED, Report};
 use crate::{labels, page, text};
 
-const SAVED: &str = include_str!("../../../../tests/python/analyze_report.json");
+const SAVED: &str = include_str!("../../../../tests/support/analyze_report.json");
 
 fn report() -> Report {
     Report::read(SAVED).unwrap()

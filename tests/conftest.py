@@ -1,0 +1,69 @@
+"""Fixtures for whole-system tests: real jobs, a real coordinator, real JPEGs, through the public Python interface."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import coprep
+import pytest
+
+pytest.register_assert_rewrite("batches", "coordinators", "jobs", "waiting")
+
+from coordinators import coordinator_at, processes_of, wait_for_preparations  # noqa: E402
+from jobs import Job, Start  # noqa: E402
+from photos import make_folder  # noqa: E402
+from waiting import until  # noqa: E402
+
+# Tests must run the `coprep` command of this interpreter's environment.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+# A shell ignores these signals for a process in the background, and all its children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 200 JPEGs in 4 classes."""
+    return make_folder(tmp_path_factory.mktemp("photos"), 200)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The socket of a coordinator for one test."""
+    with coordinator_at(tmp_path / "run", monkeypatch) as socket:
+        yield socket
+
+
+@pytest.fixture
+def nothing_is_left(place: Path) -> Iterator[None]:
+    """Checks that none of the coordinator's processes is left once it has ended."""
+    yield
+    wait_for_preparations()
+    with contextlib.suppress(coprep.CoprepError):
+        coprep.stop()
+    until(lambda: not processes_of(place), "every process ends", 5)
+
+
+@pytest.fixture
+def pipeline(folder: Path, place: Path) -> coprep.Pipeline:
+    return coprep.ImageFolder(folder).decode().random_resized_crop(32).random_horizontal_flip()
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts jobs, and ends the remaining ones after the test."""
+    jobs: list[Job] = []
+
+    def start(code: str, *args: object, **env: str) -> Job:
+        jobs.append(Job(code, *args, **env))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        if job.process.poll() is None:
+            job.kill()

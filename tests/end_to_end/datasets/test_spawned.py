@@ -1,0 +1,132 @@
+"""Tests that a script's definitions work in processes that it spawns, and have the same identity there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import WAIT
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+SCRIPT = """
+import collections, enum, functools, json, logging, multiprocessing, os, sys
+from dataclasses import dataclass, field
+import numpy as np
+import coprep
+
+log = logging.getLogger(__name__)
+SCALE = 3
+
+class Mode(enum.Enum):
+    ADD = "add"
+    SUBTRACT = "subtract"
+
+@dataclass
+class Inner:
+    size: int = 2
+
+@dataclass
+class Config:
+    inner: Inner = field(default_factory=Inner)
+    mode: Mode = Mode.ADD
+
+Point = collections.namedtuple("Point", "x y")
+
+class Base:
+    def __len__(self):
+        return 64
+
+class Data(Base):
+    def __init__(self):
+        self.config = Config()
+        self.offset = lambda i: i * SCALE
+
+    def __getitem__(self, i):
+        log.debug("sample %d of %s", i, __name__)
+        return Point(self.offset(i), np.full(self.config.inner.size, i))
+
+def transform(point):
+    return Point(point.x + SCALE, point.y)
+
+class Collate:
+    def __call__(self, samples):
+        assert all(type(sample) is Point for sample in samples)
+        return [int(sample.y[0]) for sample in samples], [int(sample.x) for sample in samples]
+
+def identity():
+    from coprep._usercode import UserCode
+    found = UserCode(Data(), transform, None, whole=True, batched=True, spawn=False).identity()
+    return [found.name, [(name, digest.hex()) for name, digest in found.dataset + found.rest]]
+
+def train(rank, world_size, results):
+    options = dict(batch_size=4, num_workers=2, collate_fn=Collate(), transform=transform, shuffle=True)
+    if world_size > 1:
+        options.update(rank=rank, world_size=world_size)
+    seen = []
+    with coprep.DataLoader(Data(), **options) as loader:
+        stream = loader.seed and loader._native.attached()["stream"]
+        print("attached", flush=True)
+        for _ in range(2):
+            for ids, values in loader:
+                assert values == [3 * i + 3 for i in ids]
+                seen += ids
+    results.put([rank, __name__, stream, seen, identity()])
+
+if __name__ == "__main__":
+    method, ranks = sys.argv[1], int(sys.argv[2])
+    context = multiprocessing.get_context(method if method in ("spawn", "forkserver") else "spawn")
+    results = context.SimpleQueue()
+    if method == "plain":
+        train(0, 1, results)
+    elif method == "torch":
+        import torch.multiprocessing
+        torch.multiprocessing.spawn(train, (ranks, results), nprocs=ranks)
+    else:
+        processes = [context.Process(target=train, args=(rank, ranks, results)) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+            assert process.exitcode == 0
+    for _ in range(ranks):
+        print(json.dumps(results.get()), flush=True)
+"""
+
+
+def begin(folder: Path, method: str, ranks: int) -> subprocess.Popen[str]:
+    (folder / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(folder / "script.py"), method, str(ranks)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+def results(script: subprocess.Popen[str]) -> list[Any]:
+    out, err = script.communicate(timeout=2 * WAIT)
+    assert script.returncode == 0, err
+    return sorted(json.loads(line) for line in out.splitlines() if line.startswith("["))
+
+
+@pytest.mark.parametrize("method", ["torch", "forkserver"])
+def test_ranks_that_a_script_spawns_share_what_it_defines(place: Path, tmp_path: Path, method: str) -> None:
+    if method == "torch":
+        pytest.importorskip("torch")
+    pytest.importorskip("cloudpickle")
+    first, second = results(begin(tmp_path, method, 2))
+    assert first[1] == second[1] == "__mp_main__"
+    assert first[2] == second[2], "one stream"
+    assert first[4] == second[4], "one identity"
+    # There are two epochs, with each sample once in each.
+    assert sorted(first[3] + second[3]) == sorted(2 * list(range(64)))
+
+
+def test_a_spawned_process_shares_with_a_plain_run_of_the_script(place: Path, tmp_path: Path) -> None:
+    scripts = [begin(tmp_path, method, 1) for method in ("plain", "spawn")]
+    (plain,), (spawned,) = map(results, scripts)
+    assert (plain[1], spawned[1]) == ("__main__", "__mp_main__")
+    assert plain[4] == spawned[4]
+    assert plain[4][0] == "Data (__main__)"

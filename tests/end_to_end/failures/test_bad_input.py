@@ -1,0 +1,184 @@
+"""Tests bad input: one clear error names the sample, the place and the remedy, or the sample is skipped on request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import coprep
+import numpy as np
+import pytest
+from batches import ids
+from photos import make_folder, photo
+from PIL import Image
+
+
+def truncated(path: Path) -> None:
+    photo(1, 300, 300).save(path, "JPEG", quality=95)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def huge(path: Path) -> None:
+    # This is a real PNG of 20,000 x 20,000 pixels, with one bit each.
+    Image.new("1", (20_000, 20_000)).save(path, "PNG")
+
+
+BAD = {
+    "truncated": truncated,
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("this is no image"),
+    "huge": huge,
+    "missing": lambda path: None,
+}
+REMEDY = {"truncated": "skip", "empty": "skip", "text": "skip", "huge": "max_pixels", "missing": "skip"}
+
+
+@pytest.fixture
+def spoilt(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[coprep.Pipeline, Path, str]:
+    """Returns 40 samples with a bad one at number 17, the bad file, and the kind of damage."""
+    make_folder(tmp_path / "photos", 40, classes=1)
+    files = sorted((tmp_path / "photos").rglob("*.jpg"))
+    kind = request.param
+    files[17].unlink()
+    BAD[kind](files[17])
+    return coprep.Files(files).decode().random_resized_crop(32), files[17], kind
+
+
+@pytest.mark.parametrize("spoilt", BAD, indirect=True)
+def test_a_bad_sample_is_one_clear_error(place: Path, spoilt: tuple[coprep.Pipeline, Path, str]) -> None:
+    pipeline, path, kind = spoilt
+    train = coprep.DataLoader(pipeline, batch_size=8, framework="numpy", with_index=True)
+    with train, pytest.raises(coprep.SampleError) as caught:
+        list(train)
+    error = caught.value
+    assert error.id == 17 and error.path == str(path)
+    assert "17" in str(error) and str(path) in str(error) and REMEDY[kind] in str(error)
+
+
+@pytest.mark.parametrize("spoilt", BAD, indirect=True)
+def test_a_bad_sample_is_skipped_if_asked(place: Path, spoilt: tuple[coprep.Pipeline, Path, str]) -> None:
+    pipeline, _, _ = spoilt
+    with coprep.DataLoader(
+        pipeline, batch_size=8, shuffle=True, on_error="skip", framework="numpy", with_index=True
+    ) as train:
+        for _ in range(3):
+            assert sorted(ids(train)) == [i for i in range(40) if i != 17]
+        (stream,) = coprep.status()["streams"]
+        assert stream["jobs"][0]["skipped"] == train.stats()["skipped"] == 1
+
+
+@pytest.mark.parametrize("cache", ["off", "encoded", "decoded"])
+def test_a_bad_sample_is_skipped_with_any_cache(place: Path, tmp_path: Path, cache: str) -> None:
+    folder = make_folder(tmp_path / "photos", 40)
+    next(folder.rglob("*.jpg")).write_bytes(b"no")
+    data = coprep.ImageFolder(folder).decode().random_resized_crop(32)
+    with coprep.DataLoader(
+        data, batch_size=8, cache=cache, on_error="skip", framework="numpy", with_index=True
+    ) as train:
+        assert [len(ids(train)) for _ in range(3)] == [39] * 3
+
+
+def test_a_job_that_catches_the_error_gets_the_rest(place: Path, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "photos", 40, classes=1)
+    sorted(folder.rglob("*.jpg"))[5].write_bytes(b"no")
+    data = coprep.ImageFolder(folder).decode().random_resized_crop(32)
+    with coprep.DataLoader(data, batch_size=8, framework="numpy", with_index=True) as train:
+        seen, errors, batches = [], 0, iter(train)
+        while True:
+            try:
+                seen += next(batches)[-1].tolist()
+            except coprep.SampleError:
+                errors += 1
+            except StopIteration:
+                break
+    assert (sorted(seen), errors) == ([i for i in range(40) if i != 5], 1)
+
+
+def test_all_samples_bad_is_an_error_not_a_hang(place: Path, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "photos", 20)
+    for file in folder.rglob("*.jpg"):
+        file.write_bytes(b"no")
+    data = coprep.ImageFolder(folder).decode().random_resized_crop(32)
+    with coprep.DataLoader(data, batch_size=8, framework="numpy") as train, pytest.raises(coprep.SampleError):
+        next(iter(train))
+    with coprep.DataLoader(data, batch_size=8, on_error="skip", framework="numpy", timeout=20) as train:
+        assert sum(len(images) for images, _ in train) == 0
+
+
+def test_a_pixel_and_colour_modes(place: Path, tmp_path: Path) -> None:
+    modes = {"1x1.png": Image.new("RGB", (1, 1), (10, 20, 30))}
+    modes |= {f"{m}.png": photo(1, 64, 64).convert(m) for m in ("L", "LA", "RGBA", "P", "1")}
+    modes |= {f"{m}.jpg": photo(1, 64, 64).convert(m) for m in ("L", "CMYK", "RGB")}
+    modes["16bit.png"] = Image.fromarray((np.arange(64 * 64, dtype=np.uint16) * 16).reshape(64, 64))
+    modes["photo.webp"] = photo(1, 64, 64)
+    paths = []
+    for name, image in modes.items():
+        image.save(tmp_path / name)
+        paths.append(tmp_path / name)
+    data = coprep.Files(paths).decode().resize((8, 8))
+    with coprep.DataLoader(data, batch_size=len(paths), framework="numpy") as train:
+        images, labels = next(iter(train))
+    assert images.shape == (len(paths), 3, 8, 8)
+    assert (images[0].reshape(3, -1).T == [10, 20, 30]).all()
+    assert (labels == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda root: root / "nothing", "nothing"),
+        (lambda root: root, "class"),
+    ],
+)
+def test_an_unusable_folder_is_one_clear_error(place: Path, tmp_path: Path, make, words: str) -> None:
+    data = coprep.ImageFolder(make(tmp_path / "photos")).decode().random_resized_crop(32)
+    (tmp_path / "photos").mkdir()
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        next(iter(coprep.DataLoader(data, batch_size=4)))
+    assert words in str(caught.value)
+
+
+def test_a_cache_larger_than_memory_is_one_clear_error(pipeline: coprep.Pipeline, tmp_path: Path) -> None:
+    # The files are sparse, and together larger than the cache. The needed size is known from their sizes alone.
+    (file,) = make_folder(tmp_path / "large", 1).rglob("*.jpg")
+    with open(file, "r+b") as f:
+        f.truncate(1 << 30)
+    data = coprep.Files([file] * 4000).decode().random_resized_crop(32)
+    with pytest.raises(MemoryError, match="cache"):
+        next(iter(coprep.DataLoader(data, batch_size=4, cache="encoded", cache_bytes="3TiB", framework="numpy")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"rank": 2, "world_size": 2}, "rank"),
+        ({"subset": [0, 999]}, "999"),
+        ({"subset": []}, "empty"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"order": "chaotic"}, "order"),
+        ({"cache": "ram"}, "cache"),
+        ({"cohort": "a"}, "cohort"),
+    ],
+)
+def test_a_wrong_argument_is_one_clear_error(pipeline: coprep.Pipeline, arguments: dict, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        next(iter(coprep.DataLoader(pipeline, **{"batch_size": 4, "framework": "numpy", **arguments})))
+
+
+def test_ranks_that_disagree_are_told(pipeline: coprep.Pipeline) -> None:
+    options: dict = {"world_size": 2, "group": "g", "framework": "numpy", "timeout": 30}
+    with coprep.DataLoader(pipeline, batch_size=4, rank=0, **options) as first:
+        len(first)
+        with (
+            coprep.DataLoader(pipeline, batch_size=8, rank=1, **options) as second,
+            pytest.raises(ValueError, match=r"batch_size.*group"),
+        ):
+            next(iter(second))
+
+
+def test_what_a_job_of_several_ranks_cannot_have_is_said_to_its_first_rank(pipeline: coprep.Pipeline) -> None:
+    with (
+        coprep.DataLoader(pipeline, batch_size=4, rank=0, world_size=2, subset=[7]) as train,
+        pytest.raises(ValueError, match="2 ranks"),
+    ):
+        next(iter(train))

@@ -1,0 +1,112 @@
+"""Tests that failures of logging affect nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import coprep
+import pytest
+from coordinators import alive
+from jobs import Job, Start
+from waiting import WAIT, until
+
+TRAIN = """
+import json, sys, coprep
+train = coprep.DataLoader(coprep.ImageFolder(sys.argv[1]).decode().random_resized_crop(16), batch_size=8,
+                          framework="numpy", with_index=True, on_error="skip", timeout=60)
+seen = []
+for epoch in range(2):
+    seen.append(sorted(int(i) for *_, index in train for i in index))
+print(json.dumps([seen, coprep.status()["pid"]]), flush=True)
+"""
+
+
+@pytest.fixture
+def photos(folder: Path, tmp_path: Path) -> Path:
+    """A folder of photos in which every second file is not a photo."""
+    photos = Path(shutil.copytree(folder, tmp_path / "photos"))
+    for number, path in enumerate(sorted(photos.rglob("*.jpg"))):
+        if number % 2:
+            path.write_bytes(b"no photo")
+    return photos
+
+
+def good(job: Job) -> int:
+    """Checks that the job got all readable photos, and returns its coordinator's process id."""
+    seen, pid = json.loads(job.result().splitlines()[-1])
+    assert seen == [list(range(0, 200, 2))] * 2
+    return int(pid)
+
+
+@pytest.mark.parametrize("log", ["closed pipe", "full disk", "a pipe that nobody reads"])
+def test_a_log_that_cannot_be_written_costs_nobody_anything(log: str, place: Path, photos: Path, start: Start) -> None:
+    reader, writer = os.pipe()
+    if log == "a pipe that nobody reads":
+        os.set_blocking(writer, False)
+        try:
+            # A full pipe blocks every further write.
+            while os.write(writer, bytes(4096)):
+                pass
+        except BlockingIOError:
+            os.set_blocking(writer, True)
+    stderr = os.open("/dev/full", os.O_WRONLY) if log == "full disk" else writer
+    if log == "closed pipe":
+        os.close(reader)
+    serve = subprocess.Popen(
+        ["coprep", "serve", "--idle", "3"], stderr=stderr, env={**os.environ, "COPREP_LOG": "debug"}
+    )
+    try:
+        until(lambda: alive(place), "it listens")
+        pids = {good(job) for job in [start(TRAIN, photos), start(TRAIN, photos)]}
+        assert pids == {serve.pid}, "it never ended"
+        assert serve.wait(WAIT) == 0, "it ends for idleness"
+    finally:
+        serve.kill()
+        serve.wait(WAIT)
+        for descriptor in {writer, stderr} | ({reader} if log != "closed pipe" else set()):
+            os.close(descriptor)
+
+
+def test_the_first_line_of_a_coordinator_can_be_looked_at(place: Path, photos: Path, start: Start) -> None:
+    command = ["bash", "-c", "set -o pipefail; coprep serve --idle 3 2>&1 | head -1"]
+    serve = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        until(lambda: alive(place), "it listens")
+        for job in [start(TRAIN, photos), start(TRAIN, photos)]:
+            good(job)
+        out, _ = serve.communicate(timeout=WAIT)
+        assert len(out.splitlines()) == 1 and serve.returncode == 0
+    finally:
+        serve.kill()
+        serve.wait(WAIT)
+
+
+@pytest.fixture
+def full(place: Path) -> Iterator[Path]:
+    """The folder of the socket, on a full disk."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "coprep-test", place.parent], check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    try:
+        with contextlib.suppress(OSError), open(place.parent / "fills", "wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        yield place
+        coprep.stop()
+    finally:
+        subprocess.run(["umount", "--lazy", place.parent], check=True)
+
+
+def test_a_job_starts_a_coordinator_whose_log_has_no_room(full: Path, photos: Path, start: Start) -> None:
+    with pytest.raises(OSError), open(full.parent / "more", "wb", buffering=0) as file:
+        file.write(b"x")
+    pids = {good(job) for job in [start(TRAIN, photos), start(TRAIN, photos)]}
+    assert pids == {coprep.status()["pid"]}, "it never ended"

@@ -1,0 +1,386 @@
+"""Commands, options, settings, arguments and links that the pages name exist, and their Python compiles or runs.
+
+``test_metrics.py`` looks at the metrics that they name, ``test_examples.py`` runs the complete scripts.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import coprep
+import pytest
+from waiting import WAIT
+
+from tools.dev.site import hooks
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+TOP = [
+    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bindings/README.md", "tests/README.md")
+]
+CRATES = [ROOT / name for name in re.findall(r'"([\w/]+)",$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)]
+"""The folders of the workspace's crates."""
+# The page in `bindings` itself is the Python package's.
+CRATE_PAGES = [crate / ("src/README.md" if crate.name == "bindings" else "README.md") for crate in CRATES]
+PAGES = sorted(DOCS.rglob("*.md")) + TOP + CRATE_PAGES
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+FENCE = re.compile(r"(?P<mark><!-- runnable -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+RUNNABLE = "<!-- runnable -->"
+INCLUDE = re.compile(r'--8<-- "(.+)"')
+SEPARATORS = set(";&|()\n")
+RESERVED = {"for", "do", "done", "while", "if", "then", "fi"}
+
+
+class Block(NamedTuple):
+    """A fenced piece of a page."""
+
+    language: str
+    text: str
+    is_runnable: bool
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    found = [Block(m["language"], m["text"], bool(m["mark"])) for m in FENCE.finditer(page.read_text())]
+    return [block for block in found if block.language == language]
+
+
+def prose(page: Path) -> str:
+    """The page without its fenced pieces."""
+    return FENCE.sub("", page.read_text())
+
+
+# Commands.
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command of a piece of shell, without the variables that are set for it."""
+    without_comments = re.sub(r"(?:^|(?<=\s))#.*$", "", text.replace("\\\n", " "), flags=re.MULTILINE)
+    lexer = shlex.shlex(without_comments, posix=True, punctuation_chars=";&|()\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
+    words: list[str] = []
+    for word in [*lexer, ";"]:
+        if set(word) <= SEPARATORS:
+            if words:
+                yield words
+            words = []
+        elif words or not (word in RESERVED or re.match(r"\w+=", word)):
+            words.append(word)
+
+
+@functools.cache
+def usage(command: str = "") -> str:
+    """The help of ``coprep``, or of one of its commands."""
+    shown = subprocess.run(
+        ["coprep", *command.split(), "--help"],
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("COPREP_")},
+    )
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout
+
+
+def subcommands() -> set[str]:
+    listed = usage().split("Commands:\n")[1].split("\n\n")[0]
+    return set(re.findall(r"^  (\w+) ", listed, re.MULTILINE)) - {"help"}
+
+
+def options(command: str) -> set[str]:
+    return set(re.findall(r"(?<![\w`-])--[a-z][a-z-]*", re.sub(r"`[^`]*`", "", usage(command))))
+
+
+def is_placeholder(word: str) -> bool:
+    """``COMMAND`` and ``...`` stand for something else."""
+    return word == "..." or word.isupper()
+
+
+def wrong_with_coprep(words: list[str]) -> str | None:
+    """What is wrong with the words after ``coprep``."""
+    command, *rest = words or ["..."]
+    if is_placeholder(command) or command in ("--help", "--version"):
+        return None
+    if command not in subcommands():
+        return f"coprep has no command {command}"
+    given = rest[: rest.index("--")] if "--" in rest else rest
+    named = {word.strip("[]").split("=")[0] for word in given if word.strip("[]").startswith("--")}
+    unknown = named - options(command)
+    return f"coprep {command} has no option {', '.join(sorted(unknown))}" if unknown else None
+
+
+@functools.cache
+def makefile() -> str:
+    return (ROOT / "Makefile").read_text()
+
+
+def wrong_with_make(words: list[str]) -> str | None:
+    """What is wrong with the words after ``make``."""
+    targets = set(re.findall(r"^([a-z-]+):", makefile(), re.MULTILINE))
+    settings = set(re.findall(r"\$\((?:or |if )?\$?\(?([A-Z]+)\)?", makefile()))
+    for word in words:
+        name, is_setting, _ = word.partition("=")
+        if name not in (settings if is_setting else targets):
+            return f"make has no {'setting' if is_setting else 'target'} {name}"
+    return None
+
+
+def wrong_with(words: list[str]) -> str | None:
+    """What is wrong with a command of the project; other commands are not looked at."""
+    program = Path(words[0]).name
+    if program.startswith("python") and words[1:3] == ["-m", "coprep"]:
+        return None if words[3:4] == ["run"] else wrong_with_coprep(words[3:])
+    if program.startswith("python") and words[1:2] == ["-m"] and words[2].startswith("tests."):
+        there = ROOT / words[2].replace(".", "/")
+        return None if (there / "__main__.py").exists() else f"{words[2]} is no program"
+    return {"coprep": wrong_with_coprep, "make": wrong_with_make}.get(program, lambda _: None)(words[1:])
+
+
+def told_commands(page: Path) -> Iterator[list[str]]:
+    for block in blocks(page, "bash"):
+        yield from commands(block.text)
+    for code in INLINE.findall(prose(page)):
+        if code.startswith(("coprep ", "make ", "python -m ", ".venv/bin/python -m ")):
+            yield from commands(code)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_commands_exist(page: Path) -> None:
+    assert [wrong for words in told_commands(page) if (wrong := wrong_with(words))] == []
+
+
+def test_commands_are_found() -> None:
+    told = [words for page in PAGES for words in told_commands(page)]
+    assert {words[1] for words in told if words[0] == "coprep" and len(words) > 1} >= subcommands()
+    assert sum(words[0] == "make" for words in told) > 20
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("coprep staus", "coprep has no command staus"),
+        ("X=1 coprep serve --cach 1G  # a comment", "coprep serve has no option --cach"),
+        ("make test; make tset", "make has no target tset"),
+        ("make bench ONLI=coprep", "make has no setting ONLI"),
+        ("python -m coprep warn data", "coprep has no command warn"),
+        (".venv/bin/python -m tests.chaso", "tests.chaso is no program"),
+        ("for x in 1 2; do COPREP_COHORT=a:2 coprep warm --from $x -- --epochs 3 & done", None),
+        ("coprep status --slow [N]", None),
+    ],
+)
+def test_a_wrong_command_is_noticed(text: str, wrong: str | None) -> None:
+    assert [found for words in commands(text) if (found := wrong_with(words))] == ([wrong] if wrong else [])
+
+
+@pytest.mark.parametrize("command", sorted(subcommands()))
+def test_the_reference_has_each_option(command: str) -> None:
+    _, _, text = (DOCS / "reference" / "command-line.md").read_text().partition(f"\n## coprep {command}\n")
+    told = set(re.findall(r"--[a-z][a-z-]*", text.split("\n## ")[0]))
+    common = {"--help", "--socket"}
+    assert text and told - common == options(command) - common
+
+
+def test_settings_are_those_of_the_program() -> None:
+    rows = re.findall(
+        r"^\| ([^|]*) \| `?(COPREP_\w+)?`? *\|", (DOCS / "reference" / "settings.md").read_text(), re.MULTILINE
+    )
+    told = {option: variable for options, variable in rows for option in re.findall(r"--[a-z-]+", options)}
+    shown = usage("serve")
+    for option in options("serve") - {"--help", "--workers"}:
+        entry = re.split(
+            r"^ +(?=--)", re.split(rf"^ +{option}\b(?!-)", shown, flags=re.MULTILINE)[1], flags=re.MULTILINE
+        )[0]
+        variable = re.search(r"\[env: (\w+)=", entry)
+        assert told.pop(option) == (variable[1] if variable else ""), option
+    assert set(told) <= {"--workers"}, "another name of --cpus"
+
+
+@functools.cache
+def sources() -> str:
+    files = [p for folder in ("bindings", "coordinator", "tools", "tests") for p in (ROOT / folder).rglob("*.[pr][ys]")]
+    return "\n".join(p.read_text() for p in files if p != Path(__file__))
+
+
+def test_variables_are_read_by_the_program() -> None:
+    told = {name for page in PAGES for name in re.findall(r"\bCOPREP_[A-Z_]+\b", page.read_text())}
+    assert len(told) > 10 and {name for name in told if f'"{name}"' not in sources()} == set()
+
+
+# Python.
+
+
+def wrong_with_python(text: str) -> list[str]:
+    """What names a piece of Python has that coprep does not have."""
+    wrong = []
+    for node in ast.walk(ast.parse(textwrap.dedent(text))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "coprep":
+            wrong += [] if hasattr(coprep, node.attr) else [f"coprep has no {node.attr}"]
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("DataLoader", "coprep.DataLoader"):
+            known = inspect.signature(coprep.DataLoader).parameters
+            given = [keyword.arg for keyword in node.keywords if keyword.arg]
+            wrong += [f"DataLoader has no argument {name}" for name in given if name not in known]
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_python_compiles_and_names_what_exists(page: Path) -> None:
+    for block in blocks(page, "python"):
+        include = INCLUDE.fullmatch(block.text.strip())
+        text = (DOCS / include[1]).read_text() if include else block.text
+        assert wrong_with_python(text) == [], text
+    for name in re.findall(r"`coprep\.([A-Za-z]\w*)", prose(page)):
+        assert hasattr(coprep, name), f"coprep has no {name}"
+
+
+def test_a_wrong_name_is_noticed() -> None:
+    text = "coprep.Loader(x)\nloader = DataLoader(x, shufle=True)"
+    assert sorted(wrong_with_python(text)) == ["DataLoader has no argument shufle", "coprep has no Loader"]
+    with pytest.raises(SyntaxError):
+        wrong_with_python("for x in loader")
+
+
+RUN = [(page, block.text) for page in PAGES for block in blocks(page, "python") if block.is_runnable]
+
+
+@pytest.mark.parametrize(("page", "text"), RUN, ids=[str(page.relative_to(ROOT)) for page, _ in RUN])
+def test_what_is_marked_runs(page: Path, text: str, place: Path, tmp_path: Path) -> None:
+    script = tmp_path / "first.py"
+    script.write_text(text)
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=WAIT, cwd=tmp_path)
+    assert run.returncode == 0 and not run.stderr, run.stderr
+    assert not re.search(r"\bprint\(", text) or run.stdout, "it prints nothing"
+
+
+def test_the_marks_are_found() -> None:
+    marked = [page for page in PAGES for _ in range(page.read_text().count(f"\n{RUNNABLE}\n"))]
+    assert [page for page, _ in RUN] == marked and DOCS / "tutorial" / "first-loader.md" in marked
+
+
+# Links.
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the headings of a page, as Python-Markdown and GitHub make them."""
+    plain = [
+        re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", heading)
+        for heading in HEADING.findall(FENCE.sub("", page.read_text()))
+    ]
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in plain}
+
+
+def broken_links(page: Path, text: str) -> Iterator[str]:
+    for match in LINK.finditer(text):
+        target, _, anchor = match["target"].partition("#")
+        if re.match(r"\w+:", target):
+            continue
+        path = (page.parent / target).resolve() if target else page
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            yield match["target"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert list(broken_links(page, prose(page))) == []
+
+
+def test_a_broken_link_is_noticed() -> None:
+    page = DOCS / "index.md"
+    assert list(broken_links(page, "[a](tutorial/first-loader.md) [b](how-to/find-waits.md#in-the-script)")) == []
+    wrong = ["tutorial/no.md", "#no", "how-to/find-waits.md#no"]
+    assert list(broken_links(page, " ".join(f"[x]({target})" for target in wrong))) == wrong
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "tools" / "dev" / "site" / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    assert set(re.findall(r"[\w/-]+\.md", navigation)) == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+
+
+# Sources.
+
+
+def missing_names(row: str) -> list[str]:
+    """Returns the functions that a row of a walk names and that the file before them does not define."""
+    missing = []
+    for target, names in re.findall(r"\]\((\.\./\.\./[^)]+)\): ((?:`[^`]+`(?:, )?)+)", row):
+        source = (DOCS / "explanation" / target).read_text()
+        for name in re.findall(r"`([^`]+)`", names):
+            *owners, function = re.split(r"::|\.", name)
+            defines = rf"(?:fn|def|class) {function}\b"
+            owns = [rf"(?:impl|class|struct|trait)\b[^\n]*\b{owner}\b" for owner in owners]
+            if not all(re.search(pattern, source) for pattern in [defines, *owns]):
+                missing.append(name)
+    return missing
+
+
+def walk_rows(text: str) -> list[str]:
+    return re.findall(r"^\| \d+ \| .*$", text, re.MULTILINE)
+
+
+def test_the_walks_name_functions_that_exist() -> None:
+    page = (DOCS / "explanation" / "architecture.md").read_text()
+    assert [name for row in walk_rows(page) for name in missing_names(row)] == []
+
+
+def test_the_walks_have_as_many_steps_as_they_say() -> None:
+    page = (DOCS / "explanation" / "architecture.md").read_text()
+    shared, _, rest = page.split("\n## One sample\n")[1].partition("\n### By the coordinator's threads\n")
+    threads, _, rest = rest.partition("\n### By a process pool\n")
+    pool, _, rest = rest.partition("\n### Hops\n")
+    hops, _, batch = rest.partition("\n## One batch\n")
+    batch = batch.split("\n## ")[0]
+    walks = [shared + threads, shared + pool, batch]
+    files = [len(set(re.findall(r"\]\(\.\./\.\./([^)]+)\)", walk))) for walk in walks]
+    told = re.findall(r"^\| .* \| (\d+) \| \d+ \| (\d+) \| ", hops, re.MULTILINE)
+    assert told == [(str(len(walk_rows(walk))), str(count)) for walk, count in zip(walks, files, strict=True)]
+
+
+def test_a_function_that_is_gone_is_noticed() -> None:
+    row = (
+        "| 1 | [`x`](../../cache/src/sync.rs): `Nobody::does`; [`y`](../../cache/src/futex.rs): `wait` | a → b | job |"
+    )
+    assert missing_names(row) == ["Nobody::does"]
+
+
+@pytest.mark.parametrize("page", CRATE_PAGES, ids=[str(page.relative_to(ROOT)) for page in CRATE_PAGES])
+def test_the_page_of_a_crate_names_each_of_its_modules(page: Path) -> None:
+    source = page.parent if page.parent.name == "src" else page.parent / "src"
+    first_cells = re.findall(r"^\| (`[^|]+) \|", page.read_text(), re.MULTILINE)
+    told = re.findall(r"`(\w+)`", " ".join(first_cells))
+    assert sorted(told) == sorted({path.stem for path in source.iterdir() if path.suffix != ".md"} - {"lib"})
+
+
+# The site.
+
+
+def test_a_page_that_loads_from_elsewhere_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(
+        '<link rel="canonical" href="https://a/page.html"><link rel="stylesheet" href="//b/x.css"><a href="https://c"></a>'
+        '<script src="https://d/x.js"></script><img src="x.svg"><script src="x.js"></script>'
+    )
+    (tmp_path / "x.css").write_text("a { background: url(data:image/png;base64,x) } @import 'https://e/x.css';")
+    assert hooks.foreign_loads(tmp_path) == ["page.html: //b/x.css", "page.html: https://d/x.js", "x.css"]
+
+
+def test_a_link_to_a_source_becomes_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    class Page:
+        class file:  # noqa: N801 - MkDocs' name
+            src_uri = "explanation/chaos.md"
+
+    links = "[see](../../Makefile) [`task_table`](../../cache/src/task_table.rs) [a](../index.md) [b](../../no.rs)"
+    shown = "see (`Makefile`) `task_table` (`cache/src/task_table.rs`) [a](../index.md) b (`no.rs`)"
+    assert hooks.on_page_markdown(links, page=Page) == shown
+    assert caplog.messages == ["explanation/chaos.md links to ../../no.rs, which is not there"]

@@ -1,0 +1,86 @@
+"""Coordinators for tests, and what can be seen of them from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import coprep
+import pytest
+from waiting import WAIT, until
+
+
+@contextlib.contextmanager
+def coordinator_at(runtime: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yields the coordinator's socket in this folder. Afterwards the coordinator is ended, and nothing may be left."""
+    runtime.mkdir(mode=0o700)
+    socket = runtime / "coordinator.sock"
+    patch.setenv("COPREP_SOCKET", str(socket))
+    patch.setenv("COPREP_CACHE", "64M")
+    patch.setenv("COPREP_STAGING", "64M")
+    # Segments that exist already are not this test's.
+    before = shm()
+    yield socket
+    wait_for_preparations()
+    if socket.exists():
+        with contextlib.suppress(coprep.CoprepError):
+            coprep.stop()
+    until(lambda: not socket.exists() or not alive(socket), "the coordinator ends")
+    shutil.rmtree(runtime, ignore_errors=True)
+    assert shm() == before, "something is left in /dev/shm"
+
+
+def wait_for_preparations() -> None:
+    """Waits until no loader is about to start a coordinator in the background."""
+    until(lambda: "coprep-prepare" not in threads(), "loaders have told what they need")
+
+
+def threads() -> set[str]:
+    """Returns the names of this process's threads."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found.add((task / "comm").read_text().strip())
+    return found
+
+
+def alive(socket: Path) -> bool:
+    return (
+        subprocess.run(["coprep", "--socket", str(socket), "status"], capture_output=True, timeout=WAIT).returncode == 0
+    )
+
+
+def shm() -> set[str]:
+    # A fuzzer that runs at the same time has segments of its own.
+    return {name for name in os.listdir("/dev/shm") if "coprep" in name and "fuzz" not in name}
+
+
+def processes_of(socket: Path) -> list[int]:
+    """Returns the processes with this socket in their environment: jobs, the coordinator, fork servers and workers."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdecimal() and os.fsencode(socket) in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def coordinator_pid() -> int:
+    return coprep.status()["pid"]
+
+
+def stream() -> dict[str, Any]:
+    """Returns the status of the only stream. While a stream is opened anew, there is none for a moment."""
+    streams: list[dict[str, Any]] = []
+
+    def one() -> bool:
+        streams[:] = coprep.status()["streams"]
+        return len(streams) == 1
+
+    until(one, "there is one stream")
+    return streams[0]

@@ -1,0 +1,27 @@
+"""Waits for events, each with a bound."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+WAIT = 60.0
+"""Seconds after which an expected event counts as missing."""
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = WAIT) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"it does not happen: {what}"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        # A zombie whose parent has not waited for it counts as gone.
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return True

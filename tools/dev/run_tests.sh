@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Runs all tests, Rust and Python, and says at the end how many passed and which parts failed.
+#
+# usage: run_tests.sh PYTHON LOG COMMAND...   COMMAND runs the Rust tests: cargo nextest run, or cargo test
+set -uo pipefail
+python=$1 log=$2
+shift 2
+rust_tests=("$@")
+
+# These tests take one processor each and do not mind a few seconds more, so that two files run at a time. The others look
+# at the clock, or run several jobs of their own.
+side_by_side=(
+    tests/benchmarks/tests/test_drop_in_benchmark.py
+    tests/conformance/test_{structure,torch_behaviour,torch_expectations}.py
+    tests/end_to_end/command_line/test_report_page.py
+    tests/end_to_end/datasets/test_{fingerprint,packing,pipelines,user_caching,user_code,user_samples}.py
+    tests/end_to_end/failures/test_bad_input.py
+    tests/end_to_end/published/test_{docs,package,packaging}.py
+    tests/end_to_end/sharing/test_{epochs,user_resuming,user_sharing}.py
+)
+
+failed=()
+mkdir -p "$(dirname "$log")"
+: >"$log"
+
+run() {
+    local name=$1
+    shift
+    echo "== $name"
+    "$@" 2>&1 | tee -a "$log" || failed+=("$name")
+}
+
+pytest() {
+    "$python" -m pytest -q --timeout=180 "$@"
+}
+
+# Adds up the closing lines of nextest, cargo test and pytest.
+total() {
+    awk '
+        /^ *Summary \[|^test result:|^=* ?[0-9]+ (passed|failed|skipped|error).* in [0-9.]+s/ {
+            while (match($0, /[0-9]+ (passed|failed|timed out|error)/)) {
+                split(substr($0, RSTART, RLENGTH), word, " ")
+                count[word[2] == "passed"] += word[1]
+                $0 = substr($0, RSTART + RLENGTH)
+            }
+        }
+        END { printf "%d passed, %d failed\n", count[1], count[0] }' "$log"
+}
+
+[[ ${rust_tests[*]} == *nextest* ]] \
+    || echo "cargo-nextest is not installed: using cargo test, which does not end a test that hangs"
+run "Rust" "${rust_tests[@]}"
+run "Rust, examples in the documentation" cargo test --doc --quiet
+run "Python, two at a time" pytest -n 2 --dist worksteal "${side_by_side[@]}"
+run "Python" pytest "${side_by_side[@]/#/--ignore=}" tests
+echo "== Total"
+total
+if [ ${#failed[@]} -gt 0 ]; then
+    printf -v names '%s; ' "${failed[@]}"
+    echo "FAILED: ${names%; } (everything is in $log)"
+    exit 1
+fi
