@@ -229,7 +229,7 @@ fn blob_of(fields: &[Field]) -> Result<Option<usize>> {
     let blob = fields.iter().position(|f| f.name == BLOB);
     match blob.map(|field| fields[field].dtype) {
         None | Some(Dtype::U8) => Ok(blob),
-        Some(other) => Err(Error::Misbehaved(format!(
+        Some(other) => Err(Error::ProtocolViolation(format!(
             "its packed samples consist of {other:?} instead of bytes"
         ))),
     }

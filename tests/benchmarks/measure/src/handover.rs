@@ -17,14 +17,14 @@
 #![expect(unsafe_code, reason = "touches what a view points to")]
 #![expect(clippy::unwrap_used, reason = "a measurement ends at the first error")]
 
-#[path = "../../../../cache/tests/common/mod.rs"]
+#[path = "../../../../cache/shared_memory/tests/common/mod.rs"]
 #[expect(dead_code, reason = "shared with the tests")]
 mod common;
 
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use common::{PATIENCE, Peer, hear, receive, role, say, until_closed};
+use common::{Peer, TIMEOUT, hear, receive, role, say, until_closed};
 use coprep_cache::handover::{Bell, Doorbell, Item, ItemKind, Receiver, Sender};
 use coprep_cache::staging::{Layout, Lease, StagingPool};
 use coprep_cache::view::StagingView;
@@ -163,7 +163,7 @@ impl Run {
                 .iter()
                 .any(|(_, sender, _)| sender.has_news())
             {
-                assert!(self.doorbell.wait(PATIENCE), "nobody rang");
+                assert!(self.doorbell.wait(TIMEOUT), "nobody rang");
             }
             self.consumers
                 .iter()
@@ -228,7 +228,7 @@ fn next(receiver: &Receiver) -> (u64, Item) {
             next.1.check(&layout()).unwrap();
             return next;
         }
-        receiver.wait(PATIENCE);
+        receiver.wait(TIMEOUT);
     }
 }
 

@@ -1,0 +1,67 @@
+//! The layout of a segment: where its index and its payloads lie.
+
+use coprep_shared_memory::mapping::page_size;
+
+use crate::error::{Error, Result};
+use crate::index::{self, ENTRY};
+use crate::table::PLACES;
+
+/// Name of the memory in error messages.
+pub(crate) const WHAT: &str = "the sample cache";
+
+/// The layout of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SegmentLayout {
+    pub(crate) samples: u32,
+    /// Bytes for payloads, a multiple of the alignment.
+    pub(crate) capacity: u64,
+    /// Number of entries that the index has room for.
+    pub(crate) places: u32,
+    /// Offset of the payloads.
+    pub(crate) payloads_at: usize,
+    /// Bytes of the segment.
+    pub(crate) bytes: usize,
+}
+
+impl SegmentLayout {
+    /// Computes the layout for `capacity` bytes of payloads and `samples` samples.
+    ///
+    /// # Errors
+    /// If the segment is larger than the address space.
+    pub(crate) fn new(capacity: u64, samples: u32) -> Result<Self> {
+        let capacity = capacity - capacity % index::ALIGNMENT;
+        // One entry per sample, plus some for samples that are written twice because their first entry was damaged.
+        let wanted = u64::from(samples) + u64::from(samples) / 16 + 64;
+        let places = wanted.min(capacity / index::ALIGNMENT).min(PLACES);
+        let index = usize::try_from(places)
+            .ok()
+            .and_then(|n| n.checked_mul(ENTRY));
+        let payloads_at = index.and_then(|n| {
+            n.checked_add(page_size())?
+                .checked_next_multiple_of(page_size())
+        });
+        let bytes = payloads_at.and_then(|at| at.checked_add(usize::try_from(capacity).ok()?));
+        let bytes = bytes.and_then(|n| n.checked_next_multiple_of(page_size()));
+        match (payloads_at, bytes) {
+            (Some(payloads_at), Some(bytes)) if isize::try_from(bytes).is_ok() => {
+                Ok(SegmentLayout {
+                    samples,
+                    capacity,
+                    places: places as u32,
+                    payloads_at,
+                    bytes,
+                })
+            }
+            _ => Err(Error::invalid(
+                WHAT,
+                format!("{capacity} bytes are more than the address space"),
+            )),
+        }
+    }
+
+    /// Returns the offset of an index position.
+    pub(crate) fn place(&self, number: u32) -> usize {
+        assert!(number < self.places, "place {number} of {}", self.places);
+        page_size() + number as usize * ENTRY
+    }
+}

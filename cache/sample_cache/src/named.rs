@@ -1,0 +1,400 @@
+//! Named segments, which outlive their coordinator.
+//!
+//! A segment `NAME` of a user is the file `/dev/shm/coprep-UID-NAME`, mode 0600. The `shared_memory` crate creates and
+//! maps it, and `fallocate` reserves it. Its first page is a header, which is written last. A segment without a valid
+//! header was never completed, so it is replaced. A complete segment keeps its size even if another size is requested,
+//! because its contents are worth more. A segment of another dataset is left alone and reported as an error.
+//!
+//! **In use.** A process that uses a segment holds an `flock` on it. The kernel releases the lock when the process ends
+//! for any reason. So no death leaves a segment locked, and there is no process number that could be mistaken for
+//! another process's.
+//!
+//! **Access.** Other users are kept out: owner and mode of an existing segment are checked. Other processes of the same
+//! user can open the file and write it. Checksums catch such writes when the cache is taken over, but not while it is
+//! in use.
+#![expect(unsafe_code, reason = "writes the header in the mapping")]
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::ErrorKind as Io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use coprep_shared_memory::memory;
+use shared_memory::{Shmem, ShmemConf, ShmemError};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{HEADER, SegmentHeader};
+use crate::layout::{SegmentLayout, WHAT};
+
+const FOLDER: &str = "/dev/shm";
+/// Longest name of a segment, in bytes.
+pub const LONGEST: usize = 128;
+/// Number of tries for a lock. A process that lists segments holds their locks for a moment.
+const LOCK_TRIES: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+/// Number of tries to open a segment. A try fails if another process creates or removes a segment of this name
+/// meanwhile.
+const OPEN_TRIES: u32 = 8;
+
+/// A mapped segment, locked for this process.
+pub(crate) struct Segment {
+    memory: Shmem,
+    /// Holds the lock. It is closed after the mapping is gone, because fields are dropped in order.
+    _lock: File,
+}
+
+/// The result of [`open`].
+pub(crate) struct OpenedSegment {
+    pub(crate) segment: Segment,
+    /// Layout of the segment. An existing segment keeps its own.
+    pub(crate) shape: SegmentLayout,
+    /// True if the segment has an index to take over.
+    pub(crate) is_warm: bool,
+    pub(crate) replaced: bool,
+}
+
+/// A segment on this machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NamedSegment {
+    /// Name of the segment.
+    pub name: String,
+    /// Bytes of memory that the segment takes.
+    pub bytes: u64,
+    /// True if a live coordinator uses the segment.
+    pub in_use: bool,
+}
+
+/// Returns the seed of an index's checksums. It differs between datasets, so an entry of another dataset is not valid
+/// here.
+pub(crate) fn seed(fingerprint: u128) -> u64 {
+    fingerprint as u64 ^ (fingerprint >> 64) as u64
+}
+
+/// Opens the segment if it is complete. Otherwise creates a new one.
+pub(crate) fn open(name: &str, shape: SegmentLayout, fingerprint: u128) -> Result<OpenedSegment> {
+    let place = SegmentPath::new(name)?;
+    let header = header(&shape, fingerprint);
+    let mut replaced = false;
+    for _ in 0..OPEN_TRIES {
+        let Some(lock) = place.lock()? else {
+            match place.create(&shape, &header)? {
+                Some(segment) => {
+                    return Ok(OpenedSegment {
+                        segment,
+                        shape,
+                        is_warm: false,
+                        replaced,
+                    });
+                }
+                None => continue,
+            }
+        };
+        if let Some((segment, shape)) = place.reuse(lock, &header)? {
+            return Ok(OpenedSegment {
+                segment,
+                shape,
+                is_warm: true,
+                replaced,
+            });
+        }
+        replaced = true;
+    }
+    Err(place.error(ErrorKind::InUse))
+}
+
+impl SegmentLayout {
+    fn is_of(&self, header: &SegmentHeader) -> bool {
+        (self.capacity, self.bytes as u64, self.places)
+            == (header.capacity, header.bytes, header.places)
+    }
+}
+
+fn header(shape: &SegmentLayout, fingerprint: u128) -> SegmentHeader {
+    SegmentHeader {
+        fingerprint: [fingerprint as u64, (fingerprint >> 64) as u64],
+        capacity: shape.capacity,
+        bytes: shape.bytes as u64,
+        samples: shape.samples,
+        places: shape.places,
+    }
+}
+
+/// Lists the segments of this user.
+///
+/// # Errors
+/// If `/dev/shm` cannot be read.
+pub fn list_named() -> Result<Vec<NamedSegment>> {
+    let failed = |e| Error::os(format!("cannot list {FOLDER}"), e);
+    let mut segments = Vec::new();
+    for file in fs::read_dir(FOLDER).map_err(failed)? {
+        let file = file.map_err(failed)?.file_name();
+        let name = file.to_str().and_then(|file| file.strip_prefix(&prefix()));
+        segments.extend(name.and_then(describe));
+    }
+    segments.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(segments)
+}
+
+fn describe(name: &str) -> Option<NamedSegment> {
+    let file = SegmentPath::new(name).ok()?.open_file().ok()??;
+    let bytes = file.metadata().ok()?.blocks() * 512;
+    let in_use = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+    Some(NamedSegment {
+        name: name.to_owned(),
+        bytes,
+        in_use,
+    })
+}
+
+/// Removes a segment. Returns false if there is none.
+///
+/// # Errors
+/// If a live coordinator uses the segment, or it belongs to another user.
+pub fn remove_named(name: &str) -> Result<bool> {
+    let place = SegmentPath::new(name)?;
+    let Some(_lock) = place.lock()? else {
+        return Ok(false);
+    };
+    place.unlink()?;
+    Ok(true)
+}
+
+/// Returns whether a segment can have this name, or a name that begins with it. `longest` bounds the length in bytes.
+#[must_use]
+pub fn is_name(name: &str, longest: usize) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    !name.is_empty() && name.len() <= longest && name.chars().all(good)
+}
+
+fn prefix() -> String {
+    format!("coprep-{}-", nix::unistd::geteuid())
+}
+
+/// The name and the file of a segment.
+struct SegmentPath {
+    name: String,
+    file: String,
+}
+
+impl SegmentPath {
+    fn new(name: &str) -> Result<Self> {
+        if !is_name(name, LONGEST) {
+            let why = format!("1 to {LONGEST} letters, digits, '.', '_' and '-' make a name");
+            return Err(Error::invalid(format!("cache name {name:?}"), why));
+        }
+        Ok(SegmentPath {
+            name: name.to_owned(),
+            file: format!("{}{name}", prefix()),
+        })
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(FOLDER).join(&self.file)
+    }
+
+    fn error(&self, kind: ErrorKind) -> Error {
+        Error::new(
+            format!("cache segment {:?} ({})", self.name, self.path().display()),
+            kind,
+        )
+    }
+
+    fn os(&self, error: std::io::Error) -> Error {
+        self.error(ErrorKind::Os(error))
+    }
+
+    /// Opens the file, if it exists and belongs to this user.
+    fn open_file(&self) -> Result<Option<File>> {
+        // Non-blocking, so that the call does not hang if the file is a pipe.
+        let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
+        match OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(flags)
+            .open(self.path())
+        {
+            Ok(file) => self.check_owner(file).map(Some),
+            Err(e) if e.kind() == Io::NotFound => Ok(None),
+            Err(e) if e.kind() == Io::PermissionDenied => {
+                Err(self.not_ours("this user may not open it"))
+            }
+            Err(e) => Err(self.os(e)),
+        }
+    }
+
+    fn check_owner(&self, file: File) -> Result<File> {
+        let found = file.metadata().map_err(|e| self.os(e))?;
+        if found.uid() != nix::unistd::geteuid().as_raw() {
+            return Err(self.not_ours(&format!("it belongs to user {}", found.uid())));
+        }
+        if !found.is_file() || found.mode() & 0o077 != 0 {
+            return Err(self.not_ours("it is not a file that only its owner may use"));
+        }
+        Ok(file)
+    }
+
+    fn not_ours(&self, why: &str) -> Error {
+        self.error(ErrorKind::NotOurs(format!(
+            "{why}: remove it, or choose another name"
+        )))
+    }
+
+    /// Opens and locks the file, if it exists.
+    fn lock(&self) -> Result<Option<File>> {
+        let Some(file) = self.open_file()? else {
+            return Ok(None);
+        };
+        self.lock_file(&file)?;
+        // Another process may have removed it between opening and locking. Then it does not exist.
+        Ok(self.is_still(&file).then_some(file))
+    }
+
+    fn lock_file(&self, file: &File) -> Result<()> {
+        for _ in 0..LOCK_TRIES {
+            match file.try_lock() {
+                Ok(()) => return Ok(()),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+                Err(TryLockError::Error(e)) => return Err(self.os(e)),
+            }
+        }
+        Err(self.error(ErrorKind::InUse))
+    }
+
+    fn is_still(&self, file: &File) -> bool {
+        let there = fs::symlink_metadata(self.path()).map(|m| (m.dev(), m.ino()));
+        let ours = file.metadata().map(|m| (m.dev(), m.ino()));
+        matches!((there, ours), (Ok(there), Ok(ours)) if there == ours)
+    }
+
+    fn unlink(&self) -> Result<()> {
+        match fs::remove_file(self.path()) {
+            Err(e) if e.kind() != Io::NotFound => Err(self.os(e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens the segment if it is complete, whatever its capacity. Otherwise removes it.
+    fn reuse(
+        &self,
+        lock: File,
+        wanted: &SegmentHeader,
+    ) -> Result<Option<(Segment, SegmentLayout)>> {
+        if let Some(shape) = self.shape(&lock, wanted)? {
+            let memory = ShmemConf::new().os_id(format!("/{}", self.file)).open();
+            let memory = memory.map_err(|e| self.crate_error(&e))?;
+            if self.is_still(&lock) && memory.len() == shape.bytes {
+                self.reserve(&lock, &shape)?;
+                let segment = Segment {
+                    memory,
+                    _lock: lock,
+                };
+                return Ok(Some((segment, shape)));
+            }
+        }
+        self.unlink()?;
+        Ok(None)
+    }
+
+    /// Reads the layout of a segment, or `None` if the segment is not complete.
+    fn shape(&self, file: &File, wanted: &SegmentHeader) -> Result<Option<SegmentLayout>> {
+        let mut bytes = [0; HEADER];
+        match file.read_exact_at(&mut bytes, 0) {
+            Err(e) if e.kind() == Io::UnexpectedEof => return Ok(None),
+            read => read.map_err(|e| self.os(e))?,
+        }
+        let Some(found) = SegmentHeader::from_bytes(&bytes) else {
+            return Ok(None);
+        };
+        if (found.fingerprint, found.samples) != (wanted.fingerprint, wanted.samples) {
+            return Err(self.error(ErrorKind::OtherData));
+        }
+        let size = file.metadata().map_err(|e| self.os(e))?.len();
+        let is_whole = |shape: &SegmentLayout| size == found.bytes && shape.is_of(&found);
+        Ok(SegmentLayout::new(found.capacity, found.samples)
+            .ok()
+            .filter(is_whole))
+    }
+
+    /// Creates a segment, or returns `None` if another process was faster.
+    fn create(&self, shape: &SegmentLayout, header: &SegmentHeader) -> Result<Option<Segment>> {
+        self.check_room(shape.bytes as u64)?;
+        let created = ShmemConf::new()
+            .os_id(format!("/{}", self.file))
+            .size(shape.bytes)
+            .create();
+        let mut memory = match created {
+            Ok(memory) => memory,
+            Err(ShmemError::MappingIdExists) => return Ok(None),
+            Err(e) => return Err(self.crate_error(&e)),
+        };
+        // As long as the segment is unfinished, dropping its handle removes it.
+        memory.set_owner(true);
+        let Some(lock) = self.lock()? else {
+            // Another process removed ours, and the file of this name may now be theirs. It must not be removed.
+            memory.set_owner(false);
+            return Ok(None);
+        };
+        self.reserve(&lock, shape)?;
+        memory.set_owner(false);
+        let segment = Segment {
+            memory,
+            _lock: lock,
+        };
+        segment.write_header(header);
+        Ok(Some(segment))
+    }
+
+    /// Reserves the part of the segment that is not reserved yet.
+    fn reserve(&self, file: &File, shape: &SegmentLayout) -> Result<()> {
+        let reserved = file.metadata().map_err(|e| self.os(e))?.blocks() * 512;
+        if reserved >= shape.bytes as u64 {
+            Ok(())
+        } else {
+            Ok(memory::reserve(WHAT, file, 0..shape.bytes as u64)?)
+        }
+    }
+
+    fn check_room(&self, wanted: u64) -> Result<()> {
+        let found = nix::sys::statvfs::statvfs(FOLDER).map_err(|e| self.os(e.into()))?;
+        let had = found.blocks_available() * found.fragment_size();
+        if wanted <= had {
+            return Ok(memory::check(WHAT, wanted)?);
+        }
+        let remedy = "enlarge /dev/shm (containers: --shm-size), or leave the cache without a name: \
+                      then its size does not matter";
+        Err(memory::shortage(
+            &format!("cache segment {:?}", self.name),
+            wanted,
+            had,
+            format!("free space in {FOLDER}"),
+            remedy.into(),
+        )
+        .into())
+    }
+
+    fn crate_error(&self, error: &ShmemError) -> Error {
+        self.os(std::io::Error::other(error.to_string()))
+    }
+}
+
+impl Segment {
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        // A mapping never starts at zero.
+        NonNull::new(self.memory.as_ptr()).unwrap_or(NonNull::dangling())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn write_header(&self, header: &SegmentHeader) {
+        let Some(bytes) = header.to_bytes() else {
+            return;
+        };
+        assert!(self.len() >= HEADER, "a segment is at least a page");
+        // SAFETY: in bounds, as just checked; the segment is locked, and nobody else here uses it yet.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start().as_ptr(), HEADER) };
+    }
+}

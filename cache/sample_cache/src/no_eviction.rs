@@ -1,0 +1,244 @@
+//! A cache without eviction: an arena that fills up once (MinIO; Mohan et al., CoorDL, VLDB 2021, section 4.1).
+//!
+//! Within an epoch every sample is needed once, so no order of eviction has more hits than no eviction. And without
+//! eviction the arena is a bump pointer and the index is append-only.
+//!
+//! The arena lies in an anonymous segment, or in a named one that the next coordinator takes over. After a take-over, a
+//! payload's checksum is verified at its first hit. So a cache of 100 GB is usable at once, and the payload is about to
+//! be read anyway. An entry whose payload fails the check gives its index position and its room back.
+
+use std::sync::{Mutex, MutexGuard, RwLock};
+
+use coprep_shared_memory::lock::{lock, unpoisoned};
+
+use crate::arena::{Arena, Extent, SegmentMemory};
+use crate::contract::{ArenaStore, Hit, HitBytes, Reservation, SampleCache, Usage};
+use crate::error::Result;
+use crate::index::{IndexEntry, payload_checksum};
+use crate::layout::SegmentLayout;
+use crate::meta::{Form, Meta};
+use crate::named;
+use crate::table::{CachedAt, PresenceTable};
+
+/// A cache without eviction. See the module.
+pub struct NoEviction {
+    arena: Arena,
+    table: PresenceTable,
+    usage: Mutex<Usage>,
+    /// True if the cache outlives this process. Then payloads are checksummed, because another coordinator may read
+    /// them.
+    outlives: bool,
+    /// Held for reading while a thread looks at a payload that is not checked yet.
+    looks: RwLock<()>,
+}
+
+/// The result of a take-over of a named segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TakeOver {
+    /// Number of samples taken over.
+    pub entries: u64,
+    /// Bytes of these samples.
+    pub bytes: u64,
+    /// Number of entries that differed from the bytes that were written.
+    pub dropped: u64,
+    /// True if a segment of this name was incomplete or of another version, and was replaced.
+    pub replaced: bool,
+}
+
+impl NoEviction {
+    /// Creates a cache in memory without a name, which ends with this process. All memory is reserved now: `capacity`
+    /// bytes for payloads, and 48 bytes of index per sample.
+    ///
+    /// # Errors
+    /// If memory is short.
+    pub fn anonymous(capacity: u64, samples: u32) -> Result<Self> {
+        let shape = SegmentLayout::new(capacity, samples)?;
+        let arena = Arena::new(SegmentMemory::anonymous(&shape)?, shape, 0);
+        Ok(Self::over(arena, false))
+    }
+
+    /// Opens the named segment `name`. A complete segment is taken over; otherwise a new one is created. The
+    /// fingerprint identifies the inputs that determine the payloads. An existing segment keeps its capacity, which
+    /// [`usage`](SampleCache::usage) returns; `capacity` is for a new one.
+    ///
+    /// # Errors
+    /// If memory, or the file system of named segments, is short; if the segment has another `fingerprint` or number of
+    /// `samples`; if a live coordinator uses it; if it belongs to another user; or if the name is not valid.
+    pub fn named(
+        name: &str,
+        capacity: u64,
+        samples: u32,
+        fingerprint: u128,
+    ) -> Result<(Self, TakeOver)> {
+        let opened = named::open(name, SegmentLayout::new(capacity, samples)?, fingerprint)?;
+        let arena = Arena::new(
+            SegmentMemory::Named(opened.segment),
+            opened.shape,
+            named::seed(fingerprint),
+        );
+        let mut cache = Self::over(arena, true);
+        let mut found = TakeOver {
+            replaced: opened.replaced,
+            ..TakeOver::default()
+        };
+        if opened.is_warm {
+            cache.take_over(&mut found);
+        }
+        Ok((cache, found))
+    }
+
+    fn over(arena: Arena, outlives: bool) -> Self {
+        let usage = Usage {
+            capacity: arena.shape().capacity,
+            ..Usage::default()
+        };
+        NoEviction {
+            table: PresenceTable::new(arena.shape().samples),
+            usage: Mutex::new(usage),
+            arena,
+            outlives,
+            looks: RwLock::default(),
+        }
+    }
+
+    fn take_over(&mut self, found: &mut TakeOver) {
+        let scan = self.arena.take_over();
+        for (place, entry) in &scan.entries {
+            self.table.set(
+                entry.id,
+                CachedAt {
+                    place: *place,
+                    checked: false,
+                },
+            );
+            self.count().add(entry.form, entry.len);
+            found.entries += 1;
+            found.bytes += entry.len;
+        }
+        found.dropped = scan.dropped.len() as u64;
+    }
+
+    fn count(&self) -> MutexGuard<'_, Usage> {
+        lock(&self.usage)
+    }
+
+    /// Checks an entry that was taken over, at its first hit, and drops it if its payload is damaged.
+    fn check(&self, id: u32) {
+        let Some((place, entry)) = self.find_damaged(id) else {
+            return;
+        };
+        // A thread that still looks at the payload began before the entry was withdrawn. The write lock waits until all
+        // such threads have finished, and no new one can begin.
+        drop(unpoisoned(self.looks.write()));
+        self.arena.drop_entry(place, &entry);
+        self.count().remove(entry.form, entry.len);
+        self.table.give_up(id);
+    }
+
+    /// Returns the position and the entry if the payload is damaged, but only to the one caller that must drop it.
+    fn find_damaged(&self, id: u32) -> Option<(u32, IndexEntry)> {
+        let _look = unpoisoned(self.looks.read());
+        // Look again under the lock: another thread may have checked or dropped the entry meanwhile.
+        let present = self.table.get(id).filter(|present| !present.checked)?;
+        let entry = self.entry(id, present)?;
+        if payload_checksum(self.arena.payload_of(&entry)) == entry.payload_checksum {
+            self.table.confirm(id, present.place);
+            return None;
+        }
+        let is_ours = self.table.withdraw(id, present.place);
+        is_ours.then_some((present.place, entry))
+    }
+
+    fn entry(&self, id: u32, present: CachedAt) -> Option<IndexEntry> {
+        let entry = self.arena.entry(present.place);
+        entry.filter(|entry| entry.id == id)
+    }
+}
+
+impl ArenaStore for NoEviction {
+    fn bytes_mut<'a>(&'a self, extent: &'a mut Extent) -> &'a mut [u8] {
+        self.arena.bytes_mut(extent)
+    }
+
+    fn admit(&self, id: u32, meta: Meta, extent: Extent) {
+        let mut len = 0;
+        let place = self.arena.publish(extent, |offset, payload| {
+            len = payload.len() as u64;
+            let payload_checksum = if self.outlives {
+                payload_checksum(payload)
+            } else {
+                0
+            };
+            let Meta {
+                form,
+                width,
+                height,
+            } = meta;
+            IndexEntry {
+                offset,
+                len,
+                payload_checksum,
+                id,
+                width,
+                height,
+                form,
+            }
+        });
+        let Some(place) = place else {
+            return self.table.give_up(id);
+        };
+        self.count().add(meta.form, len);
+        self.table.set(
+            id,
+            CachedAt {
+                place,
+                checked: true,
+            },
+        );
+    }
+
+    fn abandon(&self, id: u32, extent: Extent) {
+        self.arena.give_back(extent);
+        self.table.give_up(id);
+    }
+}
+
+impl SampleCache for NoEviction {
+    fn form(&self, id: u32) -> Option<Form> {
+        let entry = self.entry(id, self.table.get(id)?)?;
+        Some(entry.meta().form)
+    }
+
+    fn get(&self, id: u32) -> Option<Hit<'_>> {
+        if !self.table.get(id)?.checked {
+            self.check(id);
+        }
+        // A checked entry is never dropped, so the reference stays valid.
+        let present = self.table.get(id).filter(|present| present.checked)?;
+        let entry = self.entry(id, present)?;
+        Some(Hit {
+            bytes: HitBytes::Arena(self.arena.payload_of(&entry)),
+            meta: entry.meta(),
+        })
+    }
+
+    fn reserve(&self, id: u32, len: usize, meta: Meta) -> Option<Reservation<'_>> {
+        if !self.table.begin(id) {
+            return None;
+        }
+        match self.arena.allocate(len) {
+            Some(extent) => Some(Reservation::in_arena(self, id, extent, meta)),
+            None => {
+                self.table.give_up(id);
+                None
+            }
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            used: self.arena.used(),
+            ..*self.count()
+        }
+    }
+}

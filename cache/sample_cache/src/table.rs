@@ -1,0 +1,189 @@
+//! The position of each sample in the index: four bytes per sample, in private memory.
+//!
+//! | state | low bits | who makes it | next |
+//! |---|---|---|---|
+//! | absent (zero) | 0 | the start; a writer that gives up | being written, by the first caller that asks |
+//! | being written | 1 | a writer; a reader that finds a damaged payload | present and checked, or absent |
+//! | present | 2 | a take-over | present and checked, or being written if the payload is damaged |
+//! | present and checked | 3 | a commit; the first hit after a take-over | - |
+//!
+//! The upper 30 bits are the position of the entry in the index.
+
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU32, Ordering};
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, Ordering};
+
+/// The table of samples. See the module.
+pub struct PresenceTable {
+    states: Vec<AtomicU32>,
+}
+
+/// The location of a sample in the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CachedAt {
+    /// Position of the entry in the index.
+    pub place: u32,
+    /// True if the payload is known to equal the committed bytes.
+    pub checked: bool,
+}
+
+const ABSENT: u32 = 0;
+const BEING_WRITTEN: u32 = 1;
+const PRESENT: u32 = 2;
+const CHECKED: u32 = 3;
+
+/// Upper bound of positions, which have 30 bits.
+#[cfg(not(loom))]
+pub(crate) const PLACES: u64 = 1 << 30;
+
+impl PresenceTable {
+    /// Creates a table of `samples` samples, all of them absent.
+    #[must_use]
+    pub fn new(samples: u32) -> Self {
+        PresenceTable {
+            states: (0..samples).map(|_| AtomicU32::new(ABSENT)).collect(),
+        }
+    }
+
+    /// Returns the location of a sample, or `None` if it is absent.
+    #[must_use]
+    pub fn get(&self, id: u32) -> Option<CachedAt> {
+        // Acquire: pairs with the release in `set`, so that the entry and the payload are visible.
+        let state = self.states.get(id as usize)?.load(Ordering::Acquire);
+        match state & 3 {
+            PRESENT | CHECKED => Some(CachedAt {
+                place: state >> 2,
+                checked: state & 3 == CHECKED,
+            }),
+            _ => None,
+        }
+    }
+
+    /// Claims an absent sample. Returns true to the one caller that may write it now.
+    #[must_use]
+    pub fn begin(&self, id: u32) -> bool {
+        let Some(state) = self.states.get(id as usize) else {
+            return false;
+        };
+        // Relaxed: no data is read because of this result.
+        state
+            .compare_exchange(ABSENT, BEING_WRITTEN, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// Makes the sample absent again. Its writer calls this if it does not write the sample.
+    pub fn give_up(&self, id: u32) {
+        self.states[id as usize].store(ABSENT, Ordering::Relaxed);
+    }
+
+    /// Makes the sample present. Its writer calls this, or a take-over before any other thread looks.
+    pub fn set(&self, id: u32, present: CachedAt) {
+        let kind = if present.checked { CHECKED } else { PRESENT };
+        // Release: pairs with the acquire in `get`.
+        self.states[id as usize].store(present.place << 2 | kind, Ordering::Release);
+    }
+
+    /// Notes that the payload was checked and equals the committed bytes.
+    #[cfg(not(loom))]
+    pub(crate) fn confirm(&self, id: u32, place: u32) {
+        // Release: as in `set`, for readers that skip the check from now on.
+        self.change(id, place, place << 2 | CHECKED, Ordering::Release);
+    }
+
+    /// Notes that the payload was checked and is damaged. Returns true to the one caller that must drop the entry and
+    /// then [give the sample up](Self::give_up).
+    #[must_use]
+    pub fn withdraw(&self, id: u32, place: u32) -> bool {
+        // Relaxed: locks order everything that follows.
+        self.change(id, place, BEING_WRITTEN, Ordering::Relaxed)
+    }
+
+    fn change(&self, id: u32, place: u32, next: u32, order: Ordering) -> bool {
+        let unchecked = place << 2 | PRESENT;
+        let state = &self.states[id as usize];
+        state
+            .compare_exchange(unchecked, next, order, Ordering::Relaxed)
+            .is_ok()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_writer_at_a_time() {
+        let table = PresenceTable::new(2);
+        assert!(table.begin(1));
+        assert!(!table.begin(1));
+        table.give_up(1);
+        assert!(table.begin(1));
+        table.set(
+            1,
+            CachedAt {
+                place: 7,
+                checked: true,
+            },
+        );
+        assert!(!table.begin(1));
+        assert_eq!(
+            table.get(1),
+            Some(CachedAt {
+                place: 7,
+                checked: true
+            })
+        );
+        assert_eq!(table.get(0), None);
+    }
+
+    #[test]
+    fn an_id_that_is_none_is_absent() {
+        let table = PresenceTable::new(2);
+        assert!(!table.begin(2));
+        assert_eq!(table.get(u32::MAX), None);
+    }
+
+    #[test]
+    fn what_fails_its_check_may_be_written_again() {
+        let table = PresenceTable::new(1);
+        table.set(
+            0,
+            CachedAt {
+                place: 3,
+                checked: false,
+            },
+        );
+        assert!(!table.withdraw(0, 4), "it lies somewhere else");
+        assert!(table.withdraw(0, 3));
+        assert!(!table.withdraw(0, 3) && !table.begin(0));
+        assert_eq!(table.get(0), None);
+        table.give_up(0);
+        assert!(table.begin(0));
+    }
+
+    #[test]
+    fn what_passes_its_check_stays() {
+        let table = PresenceTable::new(1);
+        let unchecked = CachedAt {
+            place: 3,
+            checked: false,
+        };
+        table.set(0, unchecked);
+        table.confirm(0, 3);
+        assert!(table.get(0).is_some_and(|present| present.checked));
+        assert!(!table.withdraw(0, 3));
+    }
+
+    #[test]
+    fn the_last_place_fits() {
+        let table = PresenceTable::new(1);
+        let last = CachedAt {
+            place: (PLACES - 1) as u32,
+            checked: false,
+        };
+        table.set(0, last);
+        assert_eq!(table.get(0), Some(last));
+    }
+}
