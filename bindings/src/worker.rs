@@ -11,10 +11,10 @@ use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use coprep_cache::task_table::{TaskTable, Written};
 use coprep_protocol::code::{
     ENTRIES, Incoming, SampleRequest, WorkerCommand, WorkerProgress, entry,
 };
+use coprep_shared_memory::task_table::{TaskTable, Written};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use nix::time::{ClockId, clock_gettime};
@@ -375,10 +375,10 @@ fn thread_cpu() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Lets this process keep the memory that its samples free: see [`coprep_cache::allocator`].
+/// Lets this process keep the memory that its samples free: see [`coprep_shared_memory::allocator`].
 #[pyfunction]
 pub(crate) fn keep_freed_memory() {
-    coprep_cache::allocator::keep_freed_memory();
+    coprep_shared_memory::allocator::keep_freed_memory();
 }
 
 /// Mixes the seed of a stream, a sample and its visit into 64 bits (SplitMix64, Steele et al. 2014).

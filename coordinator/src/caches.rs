@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use coprep_cache::sample_cache::{
+use coprep_cache::{
     BoundedReuse, Form, LONGEST_NAME, Lru, Meta, NoEviction, SampleCache, Usage, is_name,
     list_named, remove_named,
 };

@@ -15,8 +15,11 @@ pub enum Error {
     #[error(transparent)]
     Pipeline(#[from] coprep_pipeline::Error),
     /// Shared memory is too small or cannot be obtained.
-    #[error("{0}{settings}", settings = settings(.0))]
-    Memory(#[from] coprep_cache::Error),
+    #[error("{0}{settings}", settings = settings(.0.is_shortage()))]
+    Memory(#[from] coprep_shared_memory::Error),
+    /// A cache cannot be opened, or a named segment cannot be used.
+    #[error("{0}{settings}", settings = settings(.0.is_shortage()))]
+    Cache(#[from] coprep_cache::Error),
     /// The job does not fit its stream.
     #[error(transparent)]
     Attach(#[from] coprep_scheduler::AttachError),
@@ -60,8 +63,8 @@ pub enum Error {
 }
 
 /// Returns the settings that decide how much memory is asked for, if the error is a shortage of memory.
-fn settings(error: &coprep_cache::Error) -> &'static str {
-    if !error.is_shortage() {
+fn settings(is_shortage: bool) -> &'static str {
+    if !is_shortage {
         return "";
     }
     ". The staging area depends on batch_size and COPREP_STAGING (coprep serve --staging), a cache on cache_bytes and \
@@ -104,7 +107,7 @@ impl Error {
             Error::Invalid(_) | Error::Attach(_) => RefusalKind::Invalid,
             Error::Pipeline(e) if e.is_not_found() => RefusalKind::NotFound,
             Error::Pipeline(_) => RefusalKind::Invalid,
-            Error::Memory(_) => RefusalKind::Memory,
+            Error::Memory(_) | Error::Cache(_) => RefusalKind::Memory,
             Error::Code(_) | Error::Sample(_) | Error::ForkServerKilled { .. } => RefusalKind::Code,
             Error::Late(_) => RefusalKind::Late,
             Error::Io { .. } | Error::Shared(_) | Error::Defect(_) => RefusalKind::Internal,

@@ -38,7 +38,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             cpus: None,
-            cache_budget: coprep_cache::memory::available().unwrap_or(0) / 4,
+            cache_budget: coprep_shared_memory::memory::available().unwrap_or(0) / 4,
             cache_form: CacheForm::Auto,
             cache_name: None,
             staging_bytes: 256 << 20,

@@ -5,9 +5,6 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use coprep_cache::handover::{ItemKind, Receiver};
-use coprep_cache::staging::Layout;
-use coprep_cache::view::StagingView;
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::frame;
 use coprep_protocol::message::{
@@ -15,6 +12,9 @@ use coprep_protocol::message::{
 };
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Field, Interpolation, Op, PipelineSpec, Source};
+use coprep_shared_memory::handover::{ItemKind, Receiver};
+use coprep_shared_memory::staging::Layout;
+use coprep_shared_memory::view::StagingView;
 
 mod common;
 

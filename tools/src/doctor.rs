@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use coprep_cache::memory;
 use coprep_client::control;
 use coprep_protocol::paths::CoordinatorPaths;
+use coprep_shared_memory::memory;
 use serde::Serialize;
 
 use crate::Outcome;
@@ -104,8 +104,8 @@ fn failure(check: &'static str, found: impl Into<String>, remedy: &str) -> Findi
 /// Checks shared memory: makes a small staging area as a stream would, with memory file, reservation and seals.
 fn shared_memory() -> Finding {
     let check = "shared memory";
-    let made = coprep_cache::staging::Layout::new(&[4096], 1, 1)
-        .and_then(coprep_cache::staging::StagingPool::create);
+    let made = coprep_shared_memory::staging::Layout::new(&[4096], 1, 1)
+        .and_then(coprep_shared_memory::staging::StagingPool::create);
     match made.and_then(|pool| pool.reader_fd().map(drop)) {
         Ok(()) => ok(check, "sealed memory files work"),
         Err(e) => failure(

@@ -6,11 +6,11 @@ use std::os::fd::FromRawFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use coprep_cache::memory;
 use coprep_coordinator::{OwnFile, Server, Settings, Slowness, StopReason};
 use coprep_metrics::Metrics;
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::size::human;
+use coprep_shared_memory::memory;
 
 use crate::args::{ServeArgs, Switch};
 use crate::{Outcome, logs};
@@ -20,7 +20,7 @@ pub(crate) fn run(place: CoordinatorPaths, args: &ServeArgs) -> Outcome {
     let _log = logs::to_stderr(args.log_format);
     #[cfg(feature = "failpoints")]
     let _failpoints = failpoints();
-    coprep_cache::allocator::keep_freed_memory();
+    coprep_shared_memory::allocator::keep_freed_memory();
     let socket = place.socket.clone();
     // A newer coordinator may have put its own log at this path by the time this one ends: remove only our file.
     let log = OwnFile::at(&place.log()).ok().filter(|_| args.auto);

@@ -25,11 +25,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use coprep_cache::handover::{Item, Receiver};
-use coprep_cache::staging::Layout;
-use coprep_cache::view::{LargeMap, LargeValue, StagingView};
 use coprep_protocol::message::Attached;
 use coprep_protocol::spec::{BLOB, Dtype, Field, NUMBER};
+use coprep_shared_memory::handover::{Item, Receiver};
+use coprep_shared_memory::staging::Layout;
+use coprep_shared_memory::view::{LargeMap, LargeValue, StagingView};
 
 use crate::error::{Error, Result};
 
@@ -289,8 +289,8 @@ impl Drop for HeldSlots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use coprep_cache::handover::{Doorbell, ItemKind, Sender};
-    use coprep_cache::staging::StagingPool;
+    use coprep_shared_memory::handover::{Doorbell, ItemKind, Sender};
+    use coprep_shared_memory::staging::StagingPool;
 
     const BUFFERS: u32 = 2;
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use coprep_cache::view::LargeMap;
 use coprep_protocol::spec::{Dtype, Field, NUMBER};
+use coprep_shared_memory::view::LargeMap;
 
 use crate::attachment::{Attachment, HeldSlots};
 use crate::error::{Error, Result};

@@ -63,7 +63,7 @@ pub enum Error {
     Interrupted(Interrupt),
     /// Shared memory could not be mapped, or its contents are malformed.
     #[error(transparent)]
-    Memory(#[from] coprep_cache::Error),
+    Memory(#[from] coprep_shared_memory::Error),
     /// The coordinator sent a message that violates the protocol.
     #[error(
         "the coordinator violates the protocol: {0}. This is a defect of coprep, please report it; `coprep stop` ends the \

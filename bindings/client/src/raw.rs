@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
-use coprep_cache::view::LargeMap;
+use coprep_shared_memory::view::LargeMap;
 
 use crate::attachment::HeldSlots;
 

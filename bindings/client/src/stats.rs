@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use coprep_cache::handover::Account;
 use coprep_protocol::item::StallSplit;
+use coprep_shared_memory::handover::Account;
 
 /// Counts since the loader was made.
 #[derive(Clone, Debug, Default, PartialEq)]

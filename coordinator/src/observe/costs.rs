@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use coprep_cache::sample_cache::Form;
+use coprep_cache::Form;
 use coprep_costs::{CostRecorder, CostTable, Features, Summary};
 use coprep_protocol::lock::lock;
 use crossbeam::utils::CachePadded;

@@ -9,7 +9,7 @@ mod thread_usage;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_cache::sample_cache::{Form, Meta};
+use coprep_cache::{Form, Meta};
 use coprep_costs::{ExpectedCost, Features, MeasuredTimes};
 use coprep_pipeline::{
     Dataset, DecodedShape, DecodedView, Pipeline, PipelineRun, SampleKey, Scratch,
@@ -49,8 +49,8 @@ enum FetchedAt {
 
 /// A sample that was fetched and not yet prepared.
 pub(crate) struct Fetched {
-    /// The file as it was read, for this preparation only; see [`allocator`](coprep_cache::allocator). Empty if it was
-    /// read into the cache.
+    /// The file as it was read, for this preparation only; see [`allocator`](coprep_shared_memory::allocator). Empty if
+    /// it was read into the cache.
     file: Vec<u8>,
     fetched_at: FetchedAt,
     pub(crate) cost: PreparationCost,

@@ -24,12 +24,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use coprep_cache::allocator;
-use coprep_cache::staging::StagingPool;
 use coprep_pipeline::{Dataset, Pipeline, ReadThrottle};
 use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
 use coprep_protocol::spec::{PipelineSpec, Source};
+use coprep_shared_memory::allocator;
+use coprep_shared_memory::staging::StagingPool;
 
 use crate::caches::{
     CacheKey, CacheOptions, CachedPipeline, DatasetCache, Pin, SampleBytes, check_form,
@@ -633,7 +633,7 @@ impl Registry {
     }
 
     fn open_cache(&self, wanted: &Wanted, sizes: SampleBytes) -> Result<Arc<DatasetCache>> {
-        let available = coprep_cache::memory::available().unwrap_or(u64::MAX);
+        let available = coprep_shared_memory::memory::available().unwrap_or(u64::MAX);
         let capacity = {
             let mut open = self.open();
             // Memory that others are reserving now still counts as available.

@@ -5,11 +5,11 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use coprep_cache::staging::StagingPool;
 use coprep_protocol::id_set;
 use coprep_protocol::lock::lock;
 use coprep_protocol::message::{Attach, CacheForm, UserCode};
 use coprep_protocol::spec::{Source, UserDataset};
+use coprep_shared_memory::staging::StagingPool;
 use roaring::RoaringBitmap;
 
 use super::flights::Flight;

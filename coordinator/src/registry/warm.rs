@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_cache::sample_cache::Form;
+use coprep_cache::Form;
 use coprep_protocol::message::{CacheForm, Reply, Warm, WarmProgress};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use fail::fail_point;

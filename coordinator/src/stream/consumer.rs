@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_cache::handover::{Bell, Item, ItemKind, Sender};
-use coprep_cache::staging::Lease;
 use coprep_protocol::id_set;
 use coprep_protocol::item::{ENDS_BATCH, ENDS_EPOCH, LEFT_OUT, SKIPPED, StallSplit};
 use coprep_protocol::message::{Reply, SampleError, Skipped};
 use coprep_scheduler::{Delivery, JobId};
+use coprep_shared_memory::handover::{Bell, Item, ItemKind, Sender};
+use coprep_shared_memory::staging::Lease;
 use roaring::RoaringBitmap;
 
 use crate::connection::reply_queue::ReplyQueue;
@@ -556,8 +556,8 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use coprep_cache::handover::{Doorbell, Receiver};
-    use coprep_cache::staging::{Layout, StagingPool};
+    use coprep_shared_memory::handover::{Doorbell, Receiver};
+    use coprep_shared_memory::staging::{Layout, StagingPool};
 
     use super::*;
     use crate::connection::reply_queue::ReplyWriter;

@@ -6,9 +6,10 @@
 //! continues undisturbed and lands in the later one. Nothing is restarted, and an exchange neither drops nor repeats a
 //! sample: at any time every slot has one sample and every sample one slot.
 //!
-//! A process that is given a sample is offered its slot, and need not ask for one ([`coprep_cache::task_table`]). There
-//! are two exceptions. A slow sample whose slot was taken back must ask. So must one *filler* for each slow sample
-//! whose slot must be filled. A filler may turn out to be slow itself; another is then found.
+//! A process that is given a sample is offered its slot, and need not ask for one
+//! ([`coprep_shared_memory::task_table`]). There are two exceptions. A slow sample whose slot was taken back must ask.
+//! So must one *filler* for each slow sample whose slot must be filled. A filler may turn out to be slow itself;
+//! another is then found.
 //!
 //! Minibatches of other epochs are for other targets, so a sample never leaves its epoch.
 
@@ -16,8 +17,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_cache::staging::SlotMut;
-use coprep_cache::task_table::TaskHandle;
+use coprep_shared_memory::staging::SlotMut;
+use coprep_shared_memory::task_table::TaskHandle;
 
 use crate::stream::batch::PendingBatch;
 
@@ -235,8 +236,8 @@ impl SlotBinder {
 mod tests {
     use std::os::fd::AsFd;
 
-    use coprep_cache::staging::{Layout, StagingPool};
-    use coprep_cache::task_table::TaskTable;
+    use coprep_shared_memory::staging::{Layout, StagingPool};
+    use coprep_shared_memory::task_table::TaskTable;
 
     use super::*;
 

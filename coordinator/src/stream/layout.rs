@@ -1,7 +1,7 @@
 //! The division of a stream's staging area.
 
-use coprep_cache::staging::Layout;
 use coprep_protocol::spec::{BLOB, Field};
+use coprep_shared_memory::staging::Layout;
 
 use crate::Result;
 

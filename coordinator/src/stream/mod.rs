@@ -31,11 +31,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use coprep_cache::handover::{Doorbell, Sender};
-use coprep_cache::staging::StagingPool;
 use coprep_protocol::message::{Attach, Attached, Departure, ResumePoint};
 use coprep_protocol::spec::Field;
 use coprep_scheduler::{Config, Scheduler};
+use coprep_shared_memory::handover::{Doorbell, Sender};
+use coprep_shared_memory::staging::StagingPool;
 use fail::fail_point;
 
 use crate::Result;

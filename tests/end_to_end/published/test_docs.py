@@ -350,7 +350,8 @@ def test_the_walks_have_as_many_steps_as_they_say() -> None:
 
 def test_a_function_that_is_gone_is_noticed() -> None:
     row = (
-        "| 1 | [`x`](../../cache/src/sync.rs): `Nobody::does`; [`y`](../../cache/src/futex.rs): `wait` | a → b | job |"
+        "| 1 | [`x`](../../cache/shared_memory/src/sync.rs): `Nobody::does`; "
+        "[`y`](../../cache/shared_memory/src/futex.rs): `wait` | a → b | job |"
     )
     assert missing_names(row) == ["Nobody::does"]
 
@@ -380,7 +381,10 @@ def test_a_link_to_a_source_becomes_its_name(caplog: pytest.LogCaptureFixture) -
         class file:  # noqa: N801 - MkDocs' name
             src_uri = "explanation/chaos.md"
 
-    links = "[see](../../Makefile) [`task_table`](../../cache/src/task_table.rs) [a](../index.md) [b](../../no.rs)"
-    shown = "see (`Makefile`) `task_table` (`cache/src/task_table.rs`) [a](../index.md) b (`no.rs`)"
+    links = (
+        "[see](../../Makefile) [`task_table`](../../cache/shared_memory/src/task_table.rs) "
+        "[a](../index.md) [b](../../no.rs)"
+    )
+    shown = "see (`Makefile`) `task_table` (`cache/shared_memory/src/task_table.rs`) [a](../index.md) b (`no.rs`)"
     assert hooks.on_page_markdown(links, page=Page) == shown
     assert caplog.messages == ["explanation/chaos.md links to ../../no.rs, which is not there"]

@@ -15,11 +15,11 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 
 use coprep_cache::ErrorKind;
-use coprep_cache::sample_cache::index::{
+use coprep_cache::index::{
     ALIGNMENT, Bounds, DROPPED, EMPTY, EntryLocation, HEADER, IndexEntry, Scan, SegmentHeader,
     payload_checksum, scan,
 };
-use coprep_cache::sample_cache::{Form, Meta, NoEviction, SampleCache, remove_named};
+use coprep_cache::{Form, Meta, NoEviction, SampleCache, remove_named};
 use coprep_fuzz::Bytes;
 use libfuzzer_sys::fuzz_target;
 use xxhash_rust::xxh3::xxh3_64_with_seed;

@@ -16,8 +16,6 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use coprep_cache::handover::{Doorbell, Item, Sender};
-use coprep_cache::staging::{Layout, SlotMut, StagingPool};
 use coprep_client::loader::LoaderOptions;
 use coprep_client::{Event, Loader, no_interrupt, no_notice};
 use coprep_fuzz::Bytes;
@@ -28,6 +26,8 @@ use coprep_protocol::message::{
 };
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{BLOB, Dtype, Field, FileList, NUMBER, PipelineSpec, Source};
+use coprep_shared_memory::handover::{Doorbell, Item, Sender};
+use coprep_shared_memory::staging::{Layout, SlotMut, StagingPool};
 use libfuzzer_sys::fuzz_target;
 
 const SAMPLES: u32 = 64;

@@ -11,9 +11,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use coprep_cache::ErrorKind;
-use coprep_cache::handover::{Bell, Doorbell, Item, ItemKind, Receiver, Sender};
 use coprep_fuzz::Bytes;
+use coprep_shared_memory::ErrorKind;
+use coprep_shared_memory::handover::{Bell, Doorbell, Item, ItemKind, Receiver, Sender};
 use libfuzzer_sys::fuzz_target;
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
 
@@ -141,7 +141,7 @@ impl Hostile {
     }
 }
 
-fn misbehaved(error: &coprep_cache::Error) -> bool {
+fn misbehaved(error: &coprep_shared_memory::Error) -> bool {
     assert!(matches!(error.kind(), ErrorKind::Misbehaved(_)), "{error}");
     false
 }

@@ -58,7 +58,7 @@ pub(crate) fn present_setting(
     assumptions: &Assumptions,
     script: Option<&ScriptFindings>,
 ) -> Setting {
-    let free = coprep_cache::memory::available().unwrap_or(0);
+    let free = coprep_shared_memory::memory::available().unwrap_or(0);
     let defaults = Setting {
         // The default of `coprep serve`.
         cache_bytes: free / 4,

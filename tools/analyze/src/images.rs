@@ -275,7 +275,7 @@ fn facts(plan: &MeasurementPlan, samples: f64, found: &Measurements, job: JobWor
         alone: prepare.alone * (1.0 + more / prepare.from_storage),
         ..prepare
     };
-    let free = coprep_cache::memory::available().unwrap_or(0) as f64;
+    let free = coprep_shared_memory::memory::available().unwrap_or(0) as f64;
     Facts {
         samples,
         remainder: samples % f64::from(plan.batch_size),

@@ -13,7 +13,7 @@ pub(crate) fn machine(folder: &Path) -> Machine {
     Machine {
         cpus: online.ok().flatten().map_or_else(usable_cpus, |n| n as u32),
         cpus_usable: usable_cpus().into(),
-        memory_bytes: coprep_cache::memory::available().unwrap_or(0),
+        memory_bytes: coprep_shared_memory::memory::available().unwrap_or(0),
         kernel: kernel.map(|k| k.release().to_string_lossy().into_owned()),
         cpu_model: cpu_model(),
         storage: storage(folder),

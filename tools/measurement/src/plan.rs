@@ -117,7 +117,7 @@ impl MeasurementPlan {
         let few = evenly(all, FIRST_SAMPLES.max(self.batch_size));
         let each = estimate_sizes(dataset, &few, &self.spec)?.decoded / f64::from(all);
         // Half of a cache's default size, which is a quarter of the available memory.
-        let room = coprep_cache::memory::available().unwrap_or(u64::MAX) as f64 / 8.0;
+        let room = coprep_shared_memory::memory::available().unwrap_or(u64::MAX) as f64 / 8.0;
         let fitting = (room / each.max(1.0)) as u32;
         let first = self.prepare(&self.spec, SampleSource::PageCache, &few, 0.5, progress)?;
         let enough = (first * self.seconds / 4.0) as u32;

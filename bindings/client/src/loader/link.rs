@@ -5,12 +5,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coprep_cache::handover::{Account, Item};
 use coprep_protocol::item::{ENDS_BATCH, ENDS_EPOCH, LEFT_OUT, SKIPPED};
 use coprep_protocol::message::{
     Attach, Attached, Awaited, Departure, Reply, Request, SampleError, Skipped,
 };
 use coprep_protocol::order;
+use coprep_shared_memory::handover::{Account, Item};
 use roaring::RoaringBitmap;
 
 use crate::attachment::Attachment;

@@ -21,7 +21,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use coprep_cache::handover::{Item, ItemKind};
 use coprep_protocol::id_set;
 use coprep_protocol::message::{
     Attach, Attached, Departure, RefusalKind, ResumePoint, SampleError,
@@ -29,6 +28,7 @@ use coprep_protocol::message::{
 use coprep_protocol::nap::nap;
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{BLOB, Field};
+use coprep_shared_memory::handover::{Item, ItemKind};
 use roaring::RoaringBitmap;
 
 use crate::attachment::Owner;

@@ -4,10 +4,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coprep_cache::staging::Layout;
 use coprep_protocol::code::{self, Channel, Probed, Raised, WorkerReport};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::spec::{BLOB, Dtype, Field};
+use coprep_shared_memory::staging::Layout;
 
 use crate::produce::failure::Failure;
 use crate::produce::processes::IdleForkServer;

@@ -1,8 +1,8 @@
 //! The contract between a process pool and the samples that it makes.
 
-use coprep_cache::task_table::TaskHandle;
 use coprep_costs::MeasuredTimes;
 use coprep_protocol::code::SampleRequest;
+use coprep_shared_memory::task_table::TaskHandle;
 
 use crate::produce::failure::Failure;
 

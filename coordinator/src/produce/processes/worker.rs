@@ -3,7 +3,7 @@
 //! It takes a few samples at a time, as many as take a few milliseconds, and hands over the next few before those are
 //! made. So messages cost little, and the worker need not wait for them. If a sample turns out to be slow, the samples
 //! behind it are withdrawn for another worker to make. Written samples are seen in shared memory without a message
-//! ([`coprep_cache::task_table`]).
+//! ([`coprep_shared_memory::task_table`]).
 //!
 //! A worker with a sample that is larger than its slot asks where to write it. While there is no memory for that, the
 //! worker waits, and its other samples are withdrawn.
@@ -28,11 +28,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_cache::task_table::{TaskHandle, TaskTable};
 use coprep_protocol::code::{
     self, CHUNKS, Channel, ChunkRequest, ENTRIES, MOST, SampleRequest, WorkerReport,
 };
 use coprep_protocol::nap::nap;
+use coprep_shared_memory::task_table::{TaskHandle, TaskTable};
 use fail::fail_point;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 

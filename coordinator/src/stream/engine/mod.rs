@@ -17,13 +17,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use coprep_cache::handover::Account;
 use coprep_costs::lookahead::StartPlan;
 use coprep_protocol::id_set;
 use coprep_protocol::message::{
     Attach, Departure, JobStatus, MOST_EPOCHS, ResumePoint, SampleError, Stalls,
 };
 use coprep_scheduler::{self as scheduler, Behind, Delivery, JobId, JobSpec, Minibatch, Scheduler};
+use coprep_shared_memory::handover::Account;
 use fail::fail_point;
 use roaring::RoaringBitmap;
 

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use coprep_cache::sample_cache::{Form, Meta};
-use coprep_cache::staging::{Layout, SlotMut};
+use coprep_cache::{Form, Meta};
 use coprep_costs::MeasuredTimes;
+use coprep_shared_memory::staging::{Layout, SlotMut};
 
 use crate::caches::DatasetCache;
 

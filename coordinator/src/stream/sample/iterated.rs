@@ -79,10 +79,10 @@ impl PendingSample {
 mod tests {
     use std::sync::Arc;
 
-    use coprep_cache::staging::{Filling, StagingPool};
     use coprep_costs::MeasuredTimes;
     use coprep_protocol::message::CacheForm;
     use coprep_scheduler::{Cohort, Draw, JobId, JobSpec};
+    use coprep_shared_memory::staging::{Filling, StagingPool};
 
     use super::*;
     use crate::observe::costs::AllCosts;

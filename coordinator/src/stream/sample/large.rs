@@ -1,9 +1,9 @@
 //! Memory for samples that are larger than their slots: which sample is given some, which one waits, and which one may
 //! exceed the limit.
 //!
-//! A sample's slot owns the memory that it is given (`coprep_cache`, `staging/large.rs`), until its buffer is free.
-//! Memory is requested when the sample is made and its size is known. The worker process that made it requests it and
-//! waits for the answer. A thread that copies the sample from the cache requests it too, and does other work in
+//! A sample's slot owns the memory that it is given (`coprep_shared_memory`, `staging/large.rs`), until its buffer is
+//! free. Memory is requested when the sample is made and its size is known. The worker process that made it requests it
+//! and waits for the answer. A thread that copies the sample from the cache requests it too, and does other work in
 //! between.
 //!
 //! # Nobody waits for ever
@@ -20,8 +20,8 @@
 //! does not wait takes queued samples. If none is queued, the missing samples of the first minibatch are being made.
 //! This ends, or waits, and then the first rule holds. If all workers wait, the second rule holds for the first entry
 //! of the list of waiting samples. So the list has only samples for which a worker waits at this moment. A slot that is
-//! dropped leaves the list ([`SlotMut`](coprep_cache::staging::SlotMut)), and so does a sample that is put back, that
-//! fails, or that is to be copied from the cache and asks again later.
+//! dropped leaves the list ([`SlotMut`](coprep_shared_memory::staging::SlotMut)), and so does a sample that is put
+//! back, that fails, or that is to be copied from the cache and asks again later.
 //!
 //! A consumer is short if it has taken all that was handed over to it, and a minibatch is being made for it, or would
 //! be if there were buffers. Otherwise it has a minibatch to take, or waits for nothing here.
@@ -73,7 +73,7 @@ impl PendingSample {
 
     /// Handles a refusal by the kernel of memory that the sample must have. Others may release some, unless the machine
     /// has too little.
-    fn short_of_memory(&mut self, bytes: u64, why: &coprep_cache::Error) -> LargeRoom {
+    fn short_of_memory(&mut self, bytes: u64, why: &coprep_shared_memory::Error) -> LargeRoom {
         let since = *self.short_since.get_or_insert_with(Instant::now);
         if why.is_shortage() && since.elapsed() < MOST_SHORT {
             self.stream.pool.wait_for_large(A_MOMENT);

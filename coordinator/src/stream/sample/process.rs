@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use coprep_cache::task_table::TaskHandle;
 use coprep_costs::MeasuredTimes;
 use coprep_protocol::code::SampleRequest;
 use coprep_protocol::message::CacheForm;
+use coprep_shared_memory::task_table::TaskHandle;
 
 use crate::caches::DatasetCache;
 use crate::observe::preparation_cost::PreparationCost;

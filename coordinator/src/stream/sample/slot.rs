@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coprep_cache::staging::SlotMut;
-use coprep_cache::task_table::TaskHandle;
+use coprep_shared_memory::staging::SlotMut;
+use coprep_shared_memory::task_table::TaskHandle;
 use fail::fail_point;
 
 use crate::produce::native::SlotWriter;

@@ -25,9 +25,9 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::{Peer, TIMEOUT, hear, receive, role, say, until_closed};
-use coprep_cache::handover::{Bell, Doorbell, Item, ItemKind, Receiver, Sender};
-use coprep_cache::staging::{Layout, Lease, StagingPool};
-use coprep_cache::view::StagingView;
+use coprep_shared_memory::handover::{Bell, Doorbell, Item, ItemKind, Receiver, Sender};
+use coprep_shared_memory::staging::{Layout, Lease, StagingPool};
+use coprep_shared_memory::view::StagingView;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use serde_json::{Value, json};

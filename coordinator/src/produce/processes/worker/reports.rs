@@ -3,10 +3,10 @@
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use coprep_cache::sample_cache::{Form, Meta};
-use coprep_cache::task_table::Written;
+use coprep_cache::{Form, Meta};
 use coprep_costs::MeasuredTimes;
 use coprep_protocol::code::{self, Raised, WorkerProgress, WorkerReport};
+use coprep_shared_memory::task_table::Written;
 
 use crate::produce::processes::TaskOutcome;
 use crate::produce::processes::loading::failure;
