@@ -16,6 +16,9 @@ use crate::timeout::{InterruptCheck, Timeout, no_interrupt};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait for an answer that needs a dataset to be listed or memory to be reserved.
 const WORK_TIMEOUT: Duration = Duration::from_secs(600);
+/// Number of coordinators that are asked for a description before the last one's end is an error. A listing that ends
+/// each coordinator must not start new ones for ever.
+const ATTEMPTS: u32 = 5;
 /// Longest time that a coordinator may take to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -100,14 +103,25 @@ pub fn describe(
     options: &ConnectOptions,
     pipeline: PipelineSpec,
 ) -> Result<Description> {
-    let connection = Connection::open(paths, options)?;
     let request = Request::Describe(Box::new(pipeline));
-    match connection.ask(
-        &request,
-        "the dataset's length and classes",
-        WORK_TIMEOUT,
-        &options.interrupt_check,
-    )? {
+    let mut attempts = 1;
+    loop {
+        match try_describe(paths, options, &request) {
+            // It was killed, or it ended because nobody needed it any more. Connecting again may start another one.
+            Err(e) if e.is_lost() && attempts < ATTEMPTS => attempts += 1,
+            described => return described,
+        }
+    }
+}
+
+fn try_describe(
+    paths: &CoordinatorPaths,
+    options: &ConnectOptions,
+    request: &Request,
+) -> Result<Description> {
+    let connection = Connection::open(paths, options)?;
+    let what = "the dataset's length and classes";
+    match connection.ask(request, what, WORK_TIMEOUT, &options.interrupt_check)? {
         Reply::Described {
             samples,
             classes,
@@ -244,4 +258,63 @@ fn next_progress(connection: &Connection, interrupt_check: &InterruptCheck) -> R
     let timeout = Timeout::new(WORK_TIMEOUT, interrupt_check);
     let answer = connection.answer("news of the warm-up", &timeout, &no_notice())?;
     Ok(answer.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use coprep_protocol::frame;
+    use coprep_protocol::spec::{FileList, Source};
+    use std::os::unix::net::UnixListener;
+
+    /// Answers `clients` clients one after the other. The first ones are hung up on when they have asked, as by a
+    /// coordinator that is killed.
+    fn serve(listener: &UnixListener, clients: u32, killed: u32) {
+        for client in 0..clients {
+            let (socket, _) = listener.accept().unwrap();
+            let (hello, _) = frame::receive::<Request>(&socket).unwrap();
+            assert!(matches!(hello, Request::Hello { .. }));
+            let version = env!("CARGO_PKG_VERSION").into();
+            frame::send(&socket, &Reply::Welcome { pid: 1, version }, &[]).unwrap();
+            let (asked, _) = frame::receive::<Request>(&socket).unwrap();
+            assert!(matches!(asked, Request::Describe(_)));
+            if client < killed {
+                continue;
+            }
+            let described = Reply::Described {
+                samples: 7,
+                classes: Vec::new(),
+                fields: Vec::new(),
+            };
+            frame::send(&socket, &described, &[]).unwrap();
+        }
+    }
+
+    fn describe_with(clients: u32, killed: u32) -> Result<Description> {
+        let folder = tempfile::tempdir().unwrap();
+        let place = CoordinatorPaths::at(folder.path().join("socket"));
+        let listener = UnixListener::bind(&place.socket).unwrap();
+        let pipeline = PipelineSpec {
+            source: Source::Files(FileList {
+                paths: vec!["/data/a.jpg".into()],
+                labels: vec![0],
+            }),
+            ops: Vec::new(),
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| serve(&listener, clients, killed));
+            describe(&place, &ConnectOptions::find("test"), pipeline)
+        })
+    }
+
+    #[test]
+    fn another_coordinator_is_asked_for_a_description_when_one_ends_before_it_answers() {
+        assert_eq!(describe_with(3, 2).unwrap().samples, 7);
+    }
+
+    #[test]
+    fn a_description_that_ends_every_coordinator_is_an_error_in_the_end() {
+        let error = describe_with(ATTEMPTS, ATTEMPTS).unwrap_err();
+        assert!(error.is_lost(), "{error}");
+    }
 }
