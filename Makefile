@@ -126,14 +126,14 @@ torch_for = $(if $(or $(if $(ONLY),,all),$(strip $(foreach part,$(1),$(findstrin
 
 .PHONY: bench
 bench: $(VENV)/.package $(call torch_for,torch python) $(filter demo-data,$(DATA)) | deps ## compare with other loaders and with the limit
-	@cargo build --release -p coprep-measure --bin limit --bin handover
+	@cargo build --release -p coprep-benchmarks --bin limit --bin handover
 	@$(PY) -m tests.benchmarks.loaders "$(DATA)" --limit "$(PROGRAMS)/limit" --handover "$(PROGRAMS)/handover" --out "$(TARGET)/bench" \
 		$(ONLY_OPTION) $(REPEAT_OPTION) $(if $(JOBS),--jobs "$(JOBS)") $(if $(SECONDS),--seconds "$(SECONDS)")
 
 # Where DATA has images that are many times as large as the others, they are the slow ones.
 .PHONY: bench-slow
 bench-slow: $(VENV)/.package $(call torch_for,order cost watch) $(filter demo-data,$(DATA)) | deps ## slow samples: the order of batches, the form of the cache, the balance of threads
-	@cargo build --release -p coprep-measure --bin limit --bin overhead
+	@cargo build --release -p coprep-benchmarks --bin limit --bin overhead
 	@$(PY) -m tests.benchmarks.slow_samples "$(DATA)" --limit "$(PROGRAMS)/limit" --overhead "$(PROGRAMS)/overhead" --out "$(TARGET)/bench-slow" \
 		$(ONLY_OPTION) $(REPEAT_OPTION) $(QUICK_OPTION) $(ARGS)
 

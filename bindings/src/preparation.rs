@@ -1,10 +1,11 @@
 //! Announcement of a dataset before its loader is used.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use coprep_client::connection::ConnectOptions;
 use coprep_protocol::message::UserCode;
+use coprep_shared_memory::lock::lock;
 use pyo3::prelude::*;
 
 use crate::connect::{coordinator_paths, program};
@@ -45,7 +46,7 @@ pub(crate) struct PyPreparation {
 impl PyPreparation {
     /// Hands the announcement over to a loader. The second loader gets `None`.
     pub(crate) fn hand_over(&self) -> Option<coprep_client::Preparation> {
-        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut client = lock(&self.client);
         client.take()
     }
 }

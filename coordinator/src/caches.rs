@@ -13,10 +13,10 @@ use coprep_cache::{
 };
 use coprep_costs::{Chooser, Offer};
 use coprep_pipeline::{Dataset, Pipeline};
-use coprep_protocol::lock::lock;
 use coprep_protocol::message::{CacheForm, CacheStatus, FormStatus};
 use coprep_protocol::operators;
 use coprep_protocol::spec::{Op, PipelineSpec};
+use coprep_shared_memory::lock::lock;
 
 use crate::{Error, Result};
 

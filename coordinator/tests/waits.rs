@@ -200,10 +200,11 @@ fn jobs_that_come_pause_leave_and_die_hold_up_nobody() {
 
 #[test]
 fn a_warm_up_ends_and_an_idle_coordinator_too() {
-    let idle = Duration::from_millis(300);
+    let idle = Duration::from_secs(1);
     let node = Node::start(|settings| {
         (settings.idle, settings.idle_warm) = (Some(idle), Some(idle));
     });
+    let connection = Connection::open(&node.place(), &ConnectOptions::find("test")).unwrap();
     let warm = Warm {
         pipeline: node.images(),
         cache: CacheRequest {
@@ -214,7 +215,6 @@ fn a_warm_up_ends_and_an_idle_coordinator_too() {
     let done =
         control::warm_with(&node.place(), &ConnectOptions::find("warm"), warm, |_| ()).unwrap();
     assert_eq!(done.done, u64::from(IMAGES));
-    let connection = Connection::open(&node.place(), &ConnectOptions::find("test")).unwrap();
     std::thread::sleep(2 * idle);
     assert!(!node.server.is_finished(), "somebody is connected");
     drop(connection);

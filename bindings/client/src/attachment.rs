@@ -23,11 +23,12 @@
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use coprep_protocol::message::Attached;
 use coprep_protocol::spec::{BLOB, Dtype, Field, NUMBER};
 use coprep_shared_memory::handover::{Item, Receiver};
+use coprep_shared_memory::lock::lock;
 use coprep_shared_memory::staging::Layout;
 use coprep_shared_memory::view::{LargeMap, LargeValue, StagingView};
 
@@ -111,7 +112,7 @@ impl Attachment {
         }))
     }
 
-    /// Returns whether holding `slice` takes more than this consumer's share. There is a share of the buffers, one of
+    /// Returns `true` if holding `slice` takes more than this consumer's share. There is a share of the buffers, one of
     /// the memory for large samples, and one of the ring, without whose places no further item could be published.
     pub(crate) fn is_beyond_share(&self, slice: &HeldSlots) -> bool {
         if self.receiver.held() > self.receiver.capacity() / 2 {
@@ -140,9 +141,7 @@ impl Attachment {
     /// Locks the state of `buffer`. The index must have been checked.
     fn lock(&self, buffer: u32) -> MutexGuard<'_, Held> {
         // Each count changes in one step, so a panic leaves no half-done change behind the lock.
-        self.held[buffer as usize]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.held[buffer as usize])
     }
 
     /// Holds the slice that item `seq` names.

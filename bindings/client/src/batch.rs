@@ -74,7 +74,7 @@ impl Batch {
         self.samples
     }
 
-    /// Returns whether the batch lies in private memory.
+    /// Returns `true` if the batch lies in private memory.
     #[must_use]
     pub fn is_copy(&self) -> bool {
         matches!(*self.memory, BatchMemory::Private { .. })

@@ -206,7 +206,7 @@ impl Connection {
         }
     }
 
-    /// Returns whether the other side has hung up, or will send no more.
+    /// Returns `true` if the other side has hung up, or will send no more.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         let peek = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;

@@ -103,7 +103,7 @@ impl Error {
         }
     }
 
-    /// Returns whether reconnecting may help.
+    /// Returns `true` if reconnecting may help.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         matches!(self, Error::Disconnected(_))

@@ -118,7 +118,7 @@ fn failed(why: impl Into<String>) -> Error {
     Error::Start(why.into())
 }
 
-/// Returns whether a coordinator holds the lock, listening or not.
+/// Returns `true` if a coordinator holds the lock, listening or not.
 fn is_locked(paths: &CoordinatorPaths) -> bool {
     let Ok(file) = open_private(&paths.lock()) else {
         return false;

@@ -1,10 +1,11 @@
 //! Early announcement of the user code that will be needed.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use coprep_protocol::message::{Request, UserCode};
 use coprep_protocol::paths::CoordinatorPaths;
+use coprep_shared_memory::lock::{lock, unpoisoned};
 
 use crate::attachment::Owner;
 use crate::connection::{ConnectOptions, Connection};
@@ -39,7 +40,7 @@ enum PreparationState {
 
 impl SharedPreparation {
     fn state(&self) -> MutexGuard<'_, PreparationState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn set(&self, state: PreparationState) {
@@ -102,7 +103,7 @@ impl Preparation {
             state = self.shared.state();
             if matches!(*state, PreparationState::Connecting) {
                 let waited = self.shared.changed.wait_timeout(state, SLICE);
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                state = unpoisoned(waited).0;
             }
         }
         match std::mem::replace(&mut *state, PreparationState::Over) {

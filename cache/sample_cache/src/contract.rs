@@ -58,7 +58,7 @@ impl Usage {
 /// - No call blocks for longer than it takes to copy an entry. No call fails: a cache that cannot hold a sample does
 ///   not hold it.
 pub trait SampleCache: Send + Sync {
-    /// Returns whether the cache holds the sample.
+    /// Returns `true` if the cache holds the sample.
     fn has(&self, id: u32) -> bool {
         self.form(id).is_some()
     }

@@ -161,7 +161,7 @@ pub fn remove_named(name: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// Returns whether a segment can have this name, or a name that begins with it. `longest` bounds the length in bytes.
+/// Returns `true` if a segment can have this name, or a name that begins with it. `longest` bounds the length in bytes.
 #[must_use]
 pub fn is_name(name: &str, longest: usize) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');

@@ -40,7 +40,7 @@ pub fn keep_freed_memory() {
     }
 }
 
-/// Returns whether the environment sets one of the two thresholds. A user's setting takes precedence over ours.
+/// Returns `true` if the environment sets one of the two thresholds. A user's setting takes precedence over ours.
 #[cfg(target_env = "gnu")]
 fn is_told(variable: impl Fn(&str) -> Option<String>) -> bool {
     let names = ["mmap_threshold", "trim_threshold"];

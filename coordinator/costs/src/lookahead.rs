@@ -25,7 +25,7 @@
 //!
 //! # Benefit
 //!
-//! In simulation (`cargo run --release -p coprep-measure --bin lookahead`): 2,000 minibatches of 64 samples, 5 % of
+//! In simulation (`cargo run --release -p coprep-benchmarks --bin lookahead`): 2,000 minibatches of 64 samples, 5 % of
 //! which cost 10, 50 or 200 times the others. At most 8 minibatches are drawn and not delivered, and preparation is the
 //! bottleneck. The table shows the gap between two consecutive deliveries that 99 of 100 stay below, in mean gaps. The
 //! makespan is the time for all, divided by the work of all per worker:

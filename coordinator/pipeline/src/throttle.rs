@@ -1,10 +1,8 @@
 //! Artificially slow storage, to measure how a job would do on it.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-use coprep_protocol::lock::lock;
 
 /// Rate and latency that reads are held to.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
@@ -49,9 +47,14 @@ impl ReadThrottle {
         }
     }
 
+    /// Locks the device. Each change is one step, so a panic leaves no half-done change behind the lock.
+    fn lock(&self) -> MutexGuard<'_, Device> {
+        self.device.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Changes the slowness for reads that begin from now on.
     pub fn set(&self, slowness: Slowness) {
-        let mut device = lock(&self.device);
+        let mut device = self.lock();
         device.slowness = slowness;
         device.free_at = Instant::now();
         self.is_on.store(!slowness.is_none(), Ordering::Relaxed);
@@ -68,7 +71,7 @@ impl ReadThrottle {
     /// Reserves the device for a read of `bytes`, and returns the time at which the read is done.
     fn book(&self, bytes: u64) -> Instant {
         let now = Instant::now();
-        let mut device = lock(&self.device);
+        let mut device = self.lock();
         let latency = device.slowness.latency;
         let Some(rate) = device.slowness.bytes_per_s.filter(|&rate| rate > 0) else {
             return now + latency;

@@ -12,7 +12,6 @@
 //! * [`code`]: messages between the coordinator and the processes that run user code.
 //! * [`dataset_path`]: one spelling for each path of a dataset.
 //! * [`paths`]: where the socket lies, and who may own it.
-//! * [`lock`]: locking a mutex whatever its poison state.
 //! * [`nap`]: bounds of waits that a lost wake-up could prolong.
 //! * [`operators`]: rules for the operators of a pipeline.
 //! * [`size`]: sizes in bytes as people write them, in settings and arguments.
@@ -26,7 +25,6 @@ pub mod dataset_path;
 pub mod frame;
 pub mod id_set;
 pub mod item;
-pub mod lock;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod message;
 pub mod nap;

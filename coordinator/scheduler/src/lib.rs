@@ -3,7 +3,7 @@
 //! The crate is a pure state machine. It has no clock, no I/O and no thread, and all its randomness comes from the
 //! seed. The caller tells it what happened ([`attach`](Scheduler::attach), [`taken`](Scheduler::taken), ...) and asks
 //! for the [`next`](Scheduler::next) minibatch. Therefore the same code runs in the coordinator, in property tests and
-//! in the simulation (`cargo run --release -p coprep-measure --bin simulate`).
+//! in the simulation (`cargo run --release -p coprep-benchmarks --bin simulate`).
 //!
 //! # The rule
 //!

@@ -27,9 +27,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use coprep_protocol::frame::FrameError;
-use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::{Reply, SampleError};
 use coprep_protocol::outgoing::Outgoing;
+use coprep_shared_memory::lock::{lock, unpoisoned};
 use fail::fail_point;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use coprep_cache::Form;
 use coprep_costs::{CostRecorder, CostTable, Features, Summary};
-use coprep_protocol::lock::lock;
+use coprep_shared_memory::lock::lock;
 use crossbeam::utils::CachePadded;
 
 use crate::observe::preparation_cost::PreparationCost;

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use coprep_protocol::lock::{lock, unpoisoned};
+use coprep_shared_memory::lock::{lock, unpoisoned};
 
 /// A time in nanoseconds since the first call of [`Deadline::now`] in this process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use coprep_protocol::lock::lock;
 use coprep_protocol::message::{Attach, Departure};
+use coprep_shared_memory::lock::lock;
 
 use crate::Result;
 use crate::registry::Registry;

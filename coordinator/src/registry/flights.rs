@@ -13,7 +13,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use coprep_protocol::lock::{lock, unpoisoned};
+use coprep_shared_memory::lock::{lock, unpoisoned};
 
 use crate::{Error, Result};
 

@@ -25,10 +25,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use coprep_pipeline::{Dataset, Pipeline, ReadThrottle};
-use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
 use coprep_protocol::spec::{PipelineSpec, Source};
 use coprep_shared_memory::allocator;
+use coprep_shared_memory::lock::{lock, unpoisoned};
 use coprep_shared_memory::staging::StagingPool;
 
 use crate::caches::{

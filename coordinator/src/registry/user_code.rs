@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::id_set;
-use coprep_protocol::lock::lock;
 use coprep_protocol::message::{Attach, CacheForm, UserCode};
 use coprep_protocol::spec::{Source, UserDataset};
+use coprep_shared_memory::lock::lock;
 use coprep_shared_memory::staging::StagingPool;
 use roaring::RoaringBitmap;
 

@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::frame;
-use coprep_protocol::lock::lock;
 use coprep_protocol::nap::nap;
 use coprep_protocol::paths::{CoordinatorPaths, open_private};
+use coprep_shared_memory::lock::lock;
 use fail::fail_point;
 use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-use coprep_protocol::lock::lock;
 use coprep_scheduler::{JobId, Target};
+use coprep_shared_memory::lock::lock;
 use coprep_shared_memory::staging::{Lease, Unfinished};
 
 /// A minibatch, from its draw until its last slot is written.

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use coprep_protocol::lock::lock;
 use coprep_protocol::message::Totals;
+use coprep_shared_memory::lock::lock;
 
 use crate::observe::preparation_cost::PreparationCost;
 

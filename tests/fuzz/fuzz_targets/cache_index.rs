@@ -62,7 +62,7 @@ struct Segment {
     bytes: Vec<u8>,
     /// Capacity in units of 64 bytes. The index has one place for each unit.
     blocks: usize,
-    /// Whether the header is one that must be taken over.
+    /// `true` if the header is one that must be taken over.
     is_ours: bool,
 }
 

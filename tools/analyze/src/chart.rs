@@ -226,7 +226,7 @@ impl<'a> Plot<'a> {
             .collect()
     }
 
-    /// Returns whether the present setting has this x.
+    /// Returns `true` if the present setting has this x.
     fn is_present(&self, x: f64) -> bool {
         self.series.points().any(|p| p.present && p.x == x)
     }

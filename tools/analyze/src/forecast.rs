@@ -13,7 +13,7 @@ pub(crate) struct Setting {
     pub(crate) storage_bytes_per_s: Option<f64>,
     /// Jobs at the same time.
     pub(crate) jobs: u32,
-    /// Whether they share one preparation.
+    /// `true` if they share one preparation.
     pub(crate) shared: bool,
     /// Form of cached samples: `off`, `encoded`, `decoded`, `prepared`, `auto`.
     pub(crate) form: String,

@@ -34,7 +34,7 @@ pub(crate) struct Facts {
     pub(crate) in_full: Prepare,
     /// Bytes per second that storage reads.
     pub(crate) storage: f64,
-    /// Whether samples that are not cached are in the kernel's page cache, so that storage is not read again.
+    /// `true` if samples that are not cached are in the kernel's page cache, so that storage is not read again.
     pub(crate) is_in_page_cache: bool,
     /// How far fetching and preparing overlap: if they take `a` and `b` seconds, both together take
     /// `(a^p + b^p)^(1/p)`. With 1 they do not overlap; the larger, the closer to the longer of both.
@@ -43,7 +43,7 @@ pub(crate) struct Facts {
     /// of preparing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) workers: Option<Workers>,
-    /// Whether the savings of each form of a cached sample are known.
+    /// `true` if the savings of each form of a cached sample are known.
     pub(crate) has_forms: bool,
     /// Processors of the machine. The jobs use them too.
     pub(crate) processors: f64,

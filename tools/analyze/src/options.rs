@@ -48,7 +48,7 @@ pub struct Assumptions {
     pub form: Option<CacheForm>,
     /// Jobs at the same time.
     pub jobs: Option<u32>,
-    /// Whether each job has its own loader.
+    /// `true` if each job has its own loader.
     pub unshared: bool,
     /// Time for which a job computes on each batch. The measured time of a script wins over it.
     pub step_time: Option<Duration>,

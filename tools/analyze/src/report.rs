@@ -143,7 +143,7 @@ pub(crate) struct Point {
     /// The same in `x_unit`, without the unit, such as "8".
     pub(crate) x_text: String,
     pub(crate) outcome: EpochForecast,
-    /// Whether this is the present setting. True for exactly one point of a series.
+    /// `true` if this is the present setting. True for exactly one point of a series.
     pub(crate) present: bool,
     /// Seconds of a real epoch with this setting.
     pub(crate) measured_epoch_s: Option<f64>,

@@ -238,7 +238,7 @@ fn busiest(status: &Status) -> Option<StreamStatus> {
     with_jobs.max_by_key(|s| s.totals.delivered).cloned()
 }
 
-/// Returns whether each job of a stream has taken `rounds` batches per staging buffer, and at least a few.
+/// Returns `true` if each job of a stream has taken `rounds` batches per staging buffer, and at least a few.
 fn is_warm(stream: &StreamStatus, rounds: u64) -> bool {
     let batches = (rounds * u64::from(stream.buffers)).max(FEWEST / 4);
     !stream.jobs.is_empty() && stream.jobs.iter().all(|job| job.batches >= batches)

@@ -20,7 +20,7 @@ pub struct ImageOperators {
     pub interpolation: Interpolation,
     /// Height and width of a central crop. `None` for no crop.
     pub center_crop: Option<u32>,
-    /// Whether images are turned as their EXIF data says.
+    /// `true` if images are turned as their EXIF data says.
     pub exif: bool,
     /// Height and width of the random crop, which is the first random operator.
     pub image_size: u32,

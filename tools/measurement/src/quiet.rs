@@ -22,7 +22,7 @@ pub struct Observed<T> {
 }
 
 impl<T> Observed<T> {
-    /// Returns whether others used so much that the result may be noticeably different.
+    /// Returns `true` if others used so much that the result may be noticeably different.
     pub fn is_disturbed(&self) -> bool {
         self.cpus_of_others > NEGLIGIBLE_CPUS
     }

@@ -8,7 +8,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 /// Columns of all output.
 pub const WIDTH: usize = 80;
 
-/// Returns whether to print in colour: stdout is a terminal, and <https://no-color.org> does not forbid it.
+/// Returns `true` if text is printed in colour: stdout is a terminal, and <https://no-color.org> does not forbid it.
 pub fn is_coloured() -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
     !refused && std::io::stdout().is_terminal()

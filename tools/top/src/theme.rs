@@ -8,9 +8,9 @@ use ratatui::text::Span;
 /// Capabilities of the terminal that the drawing may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Theme {
-    /// Whether to use the sixteen colours that every terminal has, and not only bold and dim.
+    /// `true` to use the sixteen colours that every terminal has, and not only bold and dim.
     pub(crate) colour: bool,
-    /// Whether to use characters beyond ASCII.
+    /// `true` to use characters beyond ASCII.
     pub(crate) utf8: bool,
 }
 

@@ -4,11 +4,12 @@
 //! there. A rank that has left does not come. Therefore it announces its departure before it goes ([`Departure`]): to
 //! its coordinator, which tells the other ranks, or else to a coordinator that another rank has started meanwhile.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use coprep_protocol::message::{Departure, Reply, Request};
+use coprep_shared_memory::lock::lock;
 
 use crate::connection::{ConnectOptions, Connection};
 use crate::error::Error;
@@ -28,7 +29,7 @@ impl Loader {
         }
         // Set before the lock is taken: the watch may hold it while it reconnects, and gives it up when it sees this.
         self.closing.store(true, Ordering::Relaxed);
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = lock(&self.inner);
         if !std::mem::replace(&mut inner.closed, true) {
             self.leave(&mut inner);
         }

@@ -42,7 +42,7 @@ impl PartFlags {
     }
 }
 
-/// Returns whether an error's item stands for a notice of skipped samples.
+/// Returns `true` if an error's item stands for a notice of skipped samples.
 pub(super) fn is_skip(item: &Item) -> bool {
     item.flags & SKIPPED != 0
 }
@@ -248,7 +248,7 @@ impl LoaderLink {
         Ok(None)
     }
 
-    /// Returns whether an item is ready and was not taken.
+    /// Returns `true` if an item is ready and was not taken.
     pub(super) fn has_item(&self) -> bool {
         matches!(self.try_next(), Ok(Some(_)))
     }
@@ -425,7 +425,7 @@ impl LoaderLink {
         });
     }
 
-    /// Returns whether an error was announced whose text has not been taken.
+    /// Returns `true` if an error was announced whose text has not been taken.
     pub(super) fn awaits_error(&self) -> bool {
         self.awaited.is_some()
     }

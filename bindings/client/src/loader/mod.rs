@@ -18,7 +18,7 @@ mod watch;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::id_set;
@@ -29,6 +29,7 @@ use coprep_protocol::nap::nap;
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{BLOB, Field};
 use coprep_shared_memory::handover::{Item, ItemKind};
+use coprep_shared_memory::lock::lock;
 use roaring::RoaringBitmap;
 
 use crate::attachment::Owner;
@@ -264,7 +265,7 @@ impl Loader {
     fn inner(&self) -> Result<MutexGuard<'_, LoaderState>> {
         // This check comes before the lock: in a forked child, a thread that does not exist there may hold the lock.
         self.owner.check()?;
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let inner = lock(&self.inner);
         if inner.closed {
             Err(Error::Closed)
         } else {
@@ -273,7 +274,7 @@ impl Loader {
     }
 
     fn lock_stats(&self) -> MutexGuard<'_, Stats> {
-        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.stats)
     }
 
     /// Returns the coordinator's answer to attaching. Attaches first if the loader has not.
@@ -878,7 +879,7 @@ impl Loader {
     }
 }
 
-/// Returns whether an error may pass, because it can also come from a coordinator that starts while another one ends.
+/// Returns `true` if an error may pass, because it can also come from a coordinator that starts while another one ends.
 fn may_pass(e: &Error) -> bool {
     match e {
         Error::Disconnected(_) => true,

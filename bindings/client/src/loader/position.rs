@@ -93,12 +93,12 @@ impl Position {
         self.phase == Phase::Complete
     }
 
-    /// Returns whether no sample of the epoch was given to the user.
+    /// Returns `true` if no sample of the epoch was given to the user.
     pub(super) fn is_fresh(&self) -> bool {
         self.given.is_empty() && self.failed.is_empty()
     }
 
-    /// Returns whether batches of the epoch were given since it began, and its end has not been read.
+    /// Returns `true` if batches of the epoch were given since it began, and its end has not been read.
     pub(super) fn has_given(&self) -> bool {
         matches!(self.phase, Phase::Within | Phase::Complete)
     }

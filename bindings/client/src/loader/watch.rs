@@ -33,7 +33,7 @@ impl FailedAttempts {
         }
     }
 
-    /// Returns whether it is time for the next attempt. No attempt is due after `limit`.
+    /// Returns `true` if it is time for the next attempt. No attempt is due after `limit`.
     pub(super) fn is_due(&self, limit: Duration) -> bool {
         self.latest.elapsed() >= RETRY_PAUSE && self.since.elapsed() < limit
     }

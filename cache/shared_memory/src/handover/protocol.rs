@@ -345,12 +345,12 @@ impl<W: Words> Publisher<W> {
         fence(Ordering::SeqCst);
     }
 
-    /// Returns whether the consumer counts as absent.
+    /// Returns `true` if the consumer counts as absent.
     pub fn is_absent(&self) -> bool {
         self.is_absent
     }
 
-    /// Returns whether the consumer sleeps, or is about to, with nothing left to take.
+    /// Returns `true` if the consumer sleeps, or is about to, with nothing left to take.
     ///
     /// A consumer that was stopped while it slept still says that it sleeps for an item that has been published since.
     /// It therefore counts only if it waits for the item to be published next.

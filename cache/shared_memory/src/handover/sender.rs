@@ -101,13 +101,13 @@ impl Sender {
         self.publisher.set_absent(is_absent);
     }
 
-    /// Returns whether the consumer counts as absent.
+    /// Returns `true` if the consumer counts as absent.
     #[must_use]
     pub fn is_absent(&self) -> bool {
         self.publisher.is_absent()
     }
 
-    /// Returns whether the consumer sleeps with nothing left to take.
+    /// Returns `true` if the consumer sleeps with nothing left to take.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         self.publisher.is_waiting()

@@ -93,7 +93,7 @@ impl TaskEntry {
         self.change(RUNNING, REVOKED)
     }
 
-    /// Returns whether the worker has claimed the slot.
+    /// Returns `true` if the worker has claimed the slot.
     #[must_use]
     pub fn is_taken(&self) -> bool {
         self.word.load(Ordering::Acquire) == COMMITTED

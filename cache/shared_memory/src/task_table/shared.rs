@@ -115,7 +115,7 @@ impl TaskHandle {
         self.row().take_back()
     }
 
-    /// Returns whether the worker has claimed the slot.
+    /// Returns `true` if the worker has claimed the slot.
     #[must_use]
     pub fn is_taken(&self) -> bool {
         self.row().is_taken()

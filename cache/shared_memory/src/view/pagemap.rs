@@ -178,7 +178,7 @@ fn scan_once(
     }
 }
 
-/// Returns whether a page is private. Bit 63 says that it is in memory, bit 62 that it is swapped out, and bit 61 that
+/// Returns `true` if a page is private. Bit 63 says that it is in memory, bit 62 that it is swapped out, and bit 61 that
 /// it belongs to a file or is shared.
 fn is_private(entry: u64) -> bool {
     entry >> 62 != 0 && entry & (1 << 61) == 0

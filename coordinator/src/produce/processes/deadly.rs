@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use coprep_protocol::lock::lock;
+use coprep_shared_memory::lock::lock;
 
 use crate::produce::failure::Failure;
 

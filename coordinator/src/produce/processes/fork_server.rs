@@ -12,9 +12,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::code::{self, Channel, ForkServerEvent, ForkServerRequest};
-use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::nap::nap;
+use coprep_shared_memory::lock::{lock, unpoisoned};
 use coprep_shared_memory::staging::Layout;
 use fail::fail_point;
 

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use coprep_costs::MeasuredTimes;
-use coprep_protocol::lock::lock;
+use coprep_shared_memory::lock::lock;
 use crossbeam::utils::CachePadded;
 
 use crate::caches::DatasetCache;

@@ -22,9 +22,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::code::{Channel, ZygoteEvent, ZygoteRequest};
-use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::nap::nap;
+use coprep_shared_memory::lock::{lock, unpoisoned};
 use fail::fail_point;
 
 use crate::{Error, Result};

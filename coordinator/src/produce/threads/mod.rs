@@ -14,9 +14,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use coprep_costs::Balance;
-use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::PoolStatus;
 use coprep_protocol::nap::nap;
+use coprep_shared_memory::lock::{lock, unpoisoned};
 use fail::fail_point;
 
 use crate::observe::stalls::{FetchWeight, StallClock};

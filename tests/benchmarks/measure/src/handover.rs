@@ -1,7 +1,7 @@
 //! Measures the cost of the hand-over of a minibatch of 9.6 MB between real processes.
 //!
 //! ```sh
-//! cargo run --release -p coprep-measure --bin handover [-- --json]
+//! cargo run --release -p coprep-benchmarks --bin handover [-- --json]
 //! ```
 //!
 //! One process publishes, like the coordinator. Each consumer is a process that takes the minibatch, touches it, drops

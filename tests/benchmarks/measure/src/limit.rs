@@ -5,7 +5,7 @@
 //! can come near this rate but cannot exceed it.
 //!
 //! ```text
-//! cargo run --release -p coprep-measure --bin limit -- DATA --threads 2 --seconds 8
+//! cargo run --release -p coprep-benchmarks --bin limit -- DATA --threads 2 --seconds 8
 //! ```
 //!
 //! `--epochs N` takes every sample N times instead of running for a fixed time, because a part of a dataset may be

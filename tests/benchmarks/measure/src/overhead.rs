@@ -5,7 +5,7 @@
 //! time, and chooses its form by price. The threads share one table and one model, as workers do.
 //!
 //! ```text
-//! cargo run --release -p coprep-measure --bin overhead -- DATA --threads 2
+//! cargo run --release -p coprep-benchmarks --bin overhead -- DATA --threads 2
 //! ```
 #![expect(clippy::print_stdout, reason = "its answer")]
 
@@ -20,8 +20,8 @@ use coprep_coordinator::pass;
 use coprep_costs::lookahead::{SPREAD, StartPlan, window_needed};
 use coprep_costs::{Chooser, CostRecorder, CostTable, Features, MeasuredTimes, Offer};
 use coprep_pipeline::{Dataset, DecodedView, Pipeline, SampleKey, Scratch};
-use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::spec::Source;
+use coprep_shared_memory::lock::{lock, unpoisoned};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::time::{ClockId, clock_gettime};
 

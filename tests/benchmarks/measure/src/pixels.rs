@@ -2,7 +2,7 @@
 //! with Pillow's.
 //!
 //! ```text
-//! cargo run --release -p coprep-measure --bin pixels -- DATA OUT 200
+//! cargo run --release -p coprep-benchmarks --bin pixels -- DATA OUT 200
 //! python tests/benchmarks/measure/src/pixels.py OUT
 //! ```
 //!

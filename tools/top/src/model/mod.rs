@@ -131,7 +131,7 @@ impl Overview {
 }
 
 impl StreamRow {
-    /// Returns whether worker processes make its samples.
+    /// Returns `true` if worker processes make its samples.
     pub(crate) fn runs_processes(&self) -> bool {
         !self.status.worker_pids.is_empty()
     }

@@ -44,7 +44,7 @@ impl SortBy {
         }
     }
 
-    /// Returns whether the greatest come first, unless reversed.
+    /// Returns `true` if the greatest come first, unless reversed.
     pub(crate) fn descends(self) -> bool {
         !matches!(self, SortBy::Stream | SortBy::Name)
     }

@@ -1,6 +1,6 @@
 //! Measures the gains of the scheduler's rule with jobs in virtual time. Every run gives the same figures.
 //!
-//! `cargo run --release -p coprep-measure --bin simulate [SECTION...]` prints the tables of
+//! `cargo run --release -p coprep-benchmarks --bin simulate [SECTION...]` prints the tables of
 //! `docs/explanation/scheduler.md`, and ends with code 1 if a bar is missed. Sections: speeds, prep, ascending, pools,
 //! folds, shuffle, histories, cost, pauses, borders.
 #![expect(clippy::print_stdout, reason = "it prints tables")]
