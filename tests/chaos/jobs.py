@@ -12,6 +12,7 @@ import signal
 import struct
 import sys
 import time
+import traceback
 import warnings
 from collections import deque
 from dataclasses import dataclass
@@ -389,6 +390,7 @@ def main(plan: Plan, part: Part, room: Room, points: int | None, barrier: Any) -
         training.log("paused")
         code = PAUSED
     except BaseException as error:  # noqa: BLE001 - the log has to tell any error
-        training.log("crash", type=type(error).__name__, text=str(error)[:2000])
+        place = traceback.format_exc()[-4000:]
+        training.log("crash", type=type(error).__name__, text=str(error)[:2000], place=place)
     finally:
         os._exit(code)
