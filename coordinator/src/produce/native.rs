@@ -25,6 +25,8 @@ use crate::produce::native::thread_usage::{ThreadUsage, cpu_since_last, thread_c
 
 /// Everything that is needed to prepare the samples of a stream.
 pub(crate) struct Recipe {
+    /// Recipes with equal identities make equal samples.
+    pub(crate) identity: u128,
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) cache: Option<Arc<DatasetCache>>,
@@ -148,9 +150,25 @@ impl Recipe {
         Ok((cost.fetched_bytes > 0).then_some(cost))
     }
 
-    /// Returns the form in which a sample is cached, or `None` if it is not cached.
+    /// Returns the form in which a sample is cached, or `None` if it is not cached, or another recipe prepared it.
     pub(crate) fn cached_as(&self, id: u32) -> Option<Form> {
-        self.cache.as_ref()?.store.form(id)
+        let store = &self.cache.as_ref()?.store;
+        let form = store.form(id)?;
+        let is_usable = form != Form::Prepared || store.get(id)?.meta() == self.prepared_meta();
+        is_usable.then_some(form)
+    }
+
+    /// Returns the description of a sample to which all operators of this recipe were applied.
+    ///
+    /// Pipelines that differ only in their last operators share a cache. They share decoded samples, but prepared ones
+    /// belong to one of them. So the description has the recipe's identity in the place of a decoded sample's width and
+    /// height.
+    fn prepared_meta(&self) -> Meta {
+        Meta {
+            form: Form::Prepared,
+            width: self.identity as u32,
+            height: (self.identity >> 32) as u32,
+        }
     }
 
     /// Returns the seconds that a sample will take a worker, as it is cached now, or `None` if it was never prepared.
@@ -298,7 +316,7 @@ impl Recipe {
             None => self.prepare_fetched(&fetched, key, scratch, slot)?,
         };
         if form == Some(Form::Prepared) {
-            cache.keep(key.id, Meta::of(Form::Prepared), slot.bytes());
+            cache.keep(key.id, self.prepared_meta(), slot.bytes());
         }
         Ok(fetched.cost.plus(admitted).plus(done))
     }
@@ -354,7 +372,7 @@ impl Recipe {
             }
             Form::Prepared => {
                 let out = slot.bytes();
-                if out.len() != hit.len() {
+                if meta != self.prepared_meta() || out.len() != hit.len() {
                     return Ok(None);
                 }
                 out.copy_from_slice(&hit);

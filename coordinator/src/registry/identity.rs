@@ -21,8 +21,8 @@ pub(super) fn content(spec: &PipelineSpec, form: CacheForm, dataset: &Dataset) -
     xxhash_rust::xxh3::xxh3_128(&both)
 }
 
-/// Returns the identity of the conditions that the costs of samples depend on.
-pub(super) fn timed_alike(spec: &PipelineSpec, dataset: &Dataset, is_exact: bool) -> u128 {
+/// Returns the identity of a preparation: equal ones make equal samples, at equal costs.
+pub(super) fn preparation(spec: &PipelineSpec, dataset: &Dataset, is_exact: bool) -> u128 {
     let mut key = spec.fingerprint().to_le_bytes().to_vec();
     key.extend(dataset.fingerprint().to_le_bytes());
     key.push(u8::from(is_exact));

@@ -42,7 +42,7 @@ use crate::registry::departures::Departures;
 use crate::registry::flights::{Flight, FlightOutcome, FlightParty, Flights, Waiter};
 pub(crate) use crate::registry::guest::Guest;
 pub use crate::registry::identity::describe;
-use crate::registry::identity::{code_key, content, differs, source_name, timed_alike};
+use crate::registry::identity::{code_key, content, differs, preparation, source_name};
 use crate::registry::meeting::Meetings;
 use crate::registry::user_code::{UserCodes, ids_only, runs_code};
 use crate::registry::warmth::names_no_form;
@@ -502,10 +502,10 @@ impl Registry {
         } else {
             pipeline
         };
-        let costs = self
-            .costs
-            .of(timed_alike(spec, &dataset, is_exact), dataset.len());
+        let identity = preparation(spec, &dataset, is_exact);
+        let costs = self.costs.of(identity, dataset.len());
         let recipe = Recipe {
+            identity,
             dataset,
             pipeline,
             cache,
