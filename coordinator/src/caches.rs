@@ -68,6 +68,7 @@ pub(crate) struct Pin(Arc<DatasetCache>);
 impl Pin {
     /// Must be called under the registry's lock, which is also held when caches are dropped.
     pub(crate) fn new(cache: &Arc<DatasetCache>) -> Pin {
+        // Relaxed, because the registry's lock orders this before any check.
         cache.pins.fetch_add(1, Ordering::Relaxed);
         Pin(cache.clone())
     }
@@ -79,6 +80,7 @@ impl Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
+        // Release pairs with the Acquire in `is_pinned`, because no lock is held here.
         self.0.pins.fetch_sub(1, Ordering::Release);
     }
 }
@@ -174,6 +176,7 @@ impl DatasetCache {
             } else {
                 usage.capacity.saturating_sub(usage.used)
             };
+            // A segment that was taken over holds samples already, which need no choice.
             let samples = u64::from(opening.samples).saturating_sub(usage.entries());
             let stored =
                 opening.sizes.stored as f64 * samples as f64 / f64::from(opening.samples.max(1));
@@ -338,6 +341,7 @@ impl Forms {
     }
 
     fn was_judged(&self, id: u32) -> bool {
+        // An id beyond the table counts as judged, so that it is never admitted.
         self.bit(id)
             .is_none_or(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
@@ -442,6 +446,7 @@ impl SampleBytes {
         let mut head = Vec::new();
         let (mut kept, mut stored, mut probes) = (0u64, 0u64, 0u32);
         for id in (0..dataset.len()).step_by(step as usize) {
+            // A file without a length counts as 0 bytes. It is reported when a job asks for it.
             let file = dataset.file_len(id).unwrap_or(0);
             kept += PER_SAMPLE
                 + match form {

@@ -423,7 +423,7 @@ fn pixels(batch: &Batch) -> Vec<Vec<u8>> {
     let bytes: usize = arrays[0].shape[1..].iter().product();
     let first = arrays[0].address() as *const u8;
     let sample = |i| {
-        // SAFETY: the array has so many bytes, and lives until the end of this function.
+        // SAFETY: the array has `bytes` bytes for each sample, and lives until the end of this function.
         unsafe { std::slice::from_raw_parts(first.add(i * bytes), bytes) }.to_vec()
     };
     (0..arrays[0].shape[0]).map(sample).collect()

@@ -146,6 +146,7 @@ impl CostTable {
         let (Some(stages), Some(cpu)) = (self.stages.get(id), self.cpu.get(id)) else {
             return;
         };
+        // Of two threads that read the same old value, one loses its measurement, which a mean can bear.
         let old = stages.load(Relaxed);
         let new = merge(old, measured);
         if new != old {

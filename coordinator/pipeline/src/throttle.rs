@@ -73,6 +73,7 @@ impl ReadThrottle {
         let now = Instant::now();
         let mut device = self.lock();
         let latency = device.slowness.latency;
+        // A rate of 0 counts as no bound: the division would give a time that `from_secs_f64` panics at.
         let Some(rate) = device.slowness.bytes_per_s.filter(|&rate| rate > 0) else {
             return now + latency;
         };

@@ -599,7 +599,7 @@ impl Job {
 
     /// Returns `true` if another sample may take the place of one that could not be read.
     ///
-    /// Members of a cohort are dealt the same, however far ahead each of them was drawn, and what is in their needs
+    /// Members of a cohort are dealt the same, however far ahead each of them was drawn, and the content of their needs
     /// depends on that. Ranks that raise errors come back for the bad sample as well, if they have not heard of it. In
     /// an epoch that other ranks have finished, there would be no room for both samples.
     pub(crate) fn takes_replacements(&self) -> bool {

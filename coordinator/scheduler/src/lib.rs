@@ -1,7 +1,7 @@
 //! Demand-driven coordinated preparation: chooses the samples of the next minibatch, and the jobs that get it.
 //!
 //! The crate is a pure state machine. It has no clock, no I/O and no thread, and all its randomness comes from the
-//! seed. The caller tells it what happened ([`attach`](Scheduler::attach), [`taken`](Scheduler::taken), ...) and asks
+//! seed. The caller reports events ([`attach`](Scheduler::attach), [`taken`](Scheduler::taken), ...) and asks
 //! for the [`next`](Scheduler::next) minibatch. Therefore the same code runs in the coordinator, in property tests and
 //! in the simulation (`cargo run --release -p coprep-benchmarks --bin simulate`).
 //!

@@ -94,6 +94,7 @@ impl RankBatcher {
                 .filter(move |(_, n)| **n > turn)
                 .map(|(rank, _)| rank)
         };
+        // From the last turn down, so that the ranks that lack most catch up with the others first.
         self.owed = (0..most)
             .rev()
             .map(|turn| of_rank(turn).collect())

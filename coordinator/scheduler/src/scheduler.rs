@@ -329,6 +329,7 @@ impl Scheduler {
         let Some(told) = &mut self.known.told else {
             return;
         };
+        // The first length stands, except that an open epoch may still be told its end.
         let known = told.entry(epoch).or_insert(length);
         if *known == Length::Open {
             *known = length;

@@ -103,6 +103,7 @@ fn by_number(socket: &UnixStream) -> PeerProcess {
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(fd) => match age_at(pid, accepted) {
             Some(is_older) if !is_older => PeerProcess::Gone,
+            // If /proc does not tell, the process that has the number now is taken to be the peer.
             _ => PeerProcess::Watched(fd),
         },
         Err(rustix::io::Errno::SRCH) => PeerProcess::Gone,

@@ -236,6 +236,7 @@ impl ReplyQueue {
         let dropped = std::mem::take(&mut queue.waiting);
         queue.bytes = 0;
         queue.on_room = None;
+        // There may be many large replies, so they are freed without the lock.
         drop(queue);
         drop(dropped);
         self.room.notify_all();
@@ -245,6 +246,7 @@ impl ReplyQueue {
 
     fn push(&self, waiting: QueuedReply) {
         let mut queue = self.queue();
+        // Nobody would send a reply of a closed queue, and its bytes would count as waiting.
         if !queue.is_closed {
             queue.bytes += waiting.weight;
             queue.waiting.push_back(waiting);
@@ -310,6 +312,7 @@ impl ReplyQueue {
             }),
             Err(e) => {
                 tracing::debug!(parent: None, error = %e, "a client cannot be answered");
+                // Closed before `is_writing` is cleared, so that no other thread sends behind a frame that was cut off.
                 self.hang_up();
                 self.queue().is_writing = false;
                 false
@@ -319,6 +322,7 @@ impl ReplyQueue {
 
     fn was_sent(&self, weight: usize) -> bool {
         let mut queue = self.queue();
+        // Saturating, because `close` may have set the count to 0 meanwhile.
         queue.bytes = queue.bytes.saturating_sub(weight);
         if queue.bytes >= MOST_QUEUED {
             return true;
@@ -396,12 +400,14 @@ impl ReplyWriter {
 impl Drop for ReplyWriter {
     fn drop(&mut self) {
         self.0.stop.store(true, Ordering::Release);
+        // A write fails only if the event is full of rings, and then it wakes the thread as well.
         let _ = self.0.event.write(1);
     }
 }
 
 impl Writer {
     fn watch(&self, reply_queue: Arc<ReplyQueue>) {
+        // Pushed before the ring, so that the thread that wakes finds the queue.
         self.coming().push(reply_queue);
         let _ = self.event.write(1);
     }

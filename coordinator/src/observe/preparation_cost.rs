@@ -3,7 +3,7 @@
 use coprep_costs::{Features, MeasuredTimes};
 use coprep_pipeline::PipelineRun;
 
-/// The measured times of one preparation, and the facts that decide what they tell about other preparations.
+/// The measured times of one preparation, and the facts that decide how well they predict other preparations.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PreparationCost {
     pub(crate) times: MeasuredTimes,

@@ -104,6 +104,7 @@ impl<T> DeadlineQueue<T> {
     pub(crate) fn push(&self, due: Deadline, item: T) {
         let mut state = self.state();
         state.waiting.push(due, item);
+        // If no thread waits, a notification would be a system call for nothing.
         let somebody_waits = state.idle > 0;
         drop(state);
         if somebody_waits {

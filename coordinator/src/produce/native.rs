@@ -147,6 +147,7 @@ impl Recipe {
             return Ok(None);
         };
         let cost = self.admit_encoded(cache, id)?;
+        // A cost of 0 bytes means that there was no room, so nothing was read.
         Ok((cost.fetched_bytes > 0).then_some(cost))
     }
 
@@ -273,6 +274,7 @@ impl Recipe {
                 let admitted = self.decode_into_cache(cache, key.id, &fetched, scratch)?;
                 let finished = match self.prepare_hit(cache, key, scratch, slot)? {
                     Some(cost) => cost,
+                    // There was no room, or an LRU cache has evicted the sample since.
                     None => self.prepare_fetched(&fetched, key, scratch, slot)?,
                 };
                 Ok(fetched.cost.plus(admitted).plus(finished))

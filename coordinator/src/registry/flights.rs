@@ -134,6 +134,7 @@ impl<T: Clone> Waiter<T> {
                 return Ok(outcome.clone());
             }
             let step = state.step.clone();
+            // Unlocked for the call, which may send to a client, or lock the flight that waits for this one.
             drop(state);
             let answer = party.still_waits(&step, flight.began);
             state = flight.state();

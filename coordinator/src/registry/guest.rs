@@ -11,8 +11,8 @@ use crate::{Error, Result};
 
 /// Longest wait for a dataset to be opened. A job has a shorter limit of its own (`timeout`).
 const LIMIT: Duration = Duration::from_secs(3600);
-/// Time after which a client is told what it waits for, so that its own error can say so. It is told again at every
-/// change.
+/// Time after which a client is told the step that it waits for, so that its own error can name it. It is told again at
+/// every change.
 const TELL_AFTER: Duration = Duration::from_secs(1);
 /// Time after which the wait is logged.
 const LOG_AFTER: Duration = Duration::from_secs(10);

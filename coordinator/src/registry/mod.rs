@@ -181,11 +181,15 @@ impl Registry {
                     Ok(None)
                 }
             };
+            // A panic goes on only after the job was counted. Otherwise the stream would expect it, and stay open, for
+            // ever.
             let admitted = catch_unwind(AssertUnwindSafe(attach));
+            // Counted before `close_if_empty`, which spares a stream that still expects a job.
             if is_expected {
                 found.has_come();
             }
             let is_admitted = matches!(admitted, Ok(Ok(Some(_))));
+            // The job uses another stream or none, and may have been the only one that this stream was opened for.
             if !is_admitted || !Arc::ptr_eq(&found, &stream) {
                 self.close_if_empty(&found);
             }
@@ -254,6 +258,7 @@ impl Registry {
         let waited = self
             .closed
             .wait_timeout_while(open, CLOSING, |o| is_closing(o));
+        // A stream that takes longer to close is not waited for. The dataset may then be loaded once more.
         let mut open = unpoisoned(waited).0;
         if let Some(stream) = open.stream(&key, request) {
             return Found::Stream(stream);
@@ -261,6 +266,7 @@ impl Registry {
         if let Some(waiter) = open.opening_streams.join(&key) {
             return Found::Opening(waiter);
         }
+        // Code is asked for only now, because a job that finds an open stream need not send it.
         let needs_code = runs_code(request).is_some() && dataset.is_none();
         if needs_code && !self.user_code.has_idle(code_key(request)) {
             return Found::WantCode;
@@ -321,6 +327,7 @@ impl Registry {
             land(&registry, &flying, outcome);
         };
         let thread = std::thread::Builder::new().name("open".into());
+        // The closure is gone with the error, so nobody else lands the flight, and its waiters would wait in vain.
         if let Err(e) = thread.spawn(run) {
             let error = Error::io("cannot start a thread", e);
             land(self, &flight, FlightOutcome::Failed(Arc::new(error)));
@@ -367,6 +374,7 @@ impl Registry {
             // The automatic choice goes by the lasting price of a sample, and a sample that may be evicted has none.
             Some(CacheForm::Auto) | None if request.lru => CacheForm::Decoded,
             Some(form) => form,
+            // Without a budget, and without a size that the job asks for, no byte could be reserved.
             None if request.bytes.is_none() && self.settings.cache_budget == 0 => CacheForm::Off,
             None => self.settings.cache_form,
         }
@@ -382,6 +390,7 @@ impl Registry {
     ) -> Result<Option<(Arc<Stream>, Option<Pin>)>> {
         check_use(request)?;
         let slots = request.batch_size.max(1);
+        // `seed_hint` is the seed that the job had before its coordinator ended. It keeps the order of its samples.
         let seed = request.seed.or(request.seed_hint);
         let seed = seed.unwrap_or_else(random_seed);
         let reserve = |producer: &Producer| {
@@ -633,6 +642,7 @@ impl Registry {
     }
 
     fn open_cache(&self, wanted: &Wanted, sizes: SampleBytes) -> Result<Arc<DatasetCache>> {
+        // If the kernel does not tell, only the budget bounds the cache.
         let available = coprep_shared_memory::memory::available().unwrap_or(u64::MAX);
         let capacity = {
             let mut open = self.open();
@@ -643,6 +653,8 @@ impl Registry {
                 .cache_budget
                 .saturating_sub(open.cache_bytes());
             let capacity = sizes.capacity(wanted.bytes, budget_left.min(unclaimed));
+            // Reserved before the lock is released, so that two caches that open at once do not both count on these
+            // bytes.
             open.reserved.push((wanted.key, capacity));
             capacity
         };
@@ -665,6 +677,7 @@ impl Registry {
         outcome: FlightOutcome<Arc<DatasetCache>>,
     ) {
         let mut open = self.open();
+        // One lock for both steps, so that the budget counts these bytes at any time, and counts them once.
         if let Some(landed) = open.opening_caches.remove(flight) {
             open.reserved.retain(|(key, _)| *key != landed);
         }

@@ -254,6 +254,7 @@ impl Registry {
         let (pool, pin) = match pool_and_cache() {
             Ok(both) => both,
             Err(e) => {
+                // Dropping `loaded` would not end its fork server, because the listening thread holds it as well.
                 loaded.discard();
                 return Err(e);
             }
@@ -348,10 +349,12 @@ impl Registry {
         };
         let key = stream.config.key.pipeline;
         let ends = self.user_code.ends.clone();
+        // Weak, because the stream owns the pool that keeps this function.
         let stream = Arc::downgrade(stream);
         process_pool.on_trouble(move |trouble| {
             if let Some(stream) = stream.upgrade() {
                 if let Trouble::ForkServer(why) = &trouble {
+                    // Noted before the jobs are sent away, because they come again at once, and are checked against it.
                     ends.note(key, why, stream.has_delivered());
                 }
                 stream.break_off(&trouble);
@@ -378,6 +381,7 @@ impl UserCodes {
                 return Ok(zygote);
             }
         }
+        // Started under the lock, so that two datasets of one program do not start two.
         let zygote = Zygote::start(code)?;
         all.push(KnownZygote {
             key,
@@ -458,6 +462,7 @@ fn job_ids(request: &Attach) -> Option<RoaringBitmap> {
         return Some(weighted.map(|(id, _)| id).collect());
     }
     let subset = request.subset.as_deref();
+    // A malformed subset is refused when the job attaches. Until then it does not matter which samples are inspected.
     subset.and_then(|bytes| id_set::deserialize(bytes).ok())
 }
 

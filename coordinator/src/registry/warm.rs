@@ -170,6 +170,7 @@ impl WarmRun<'_> {
                     self.count(admitted);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
+                // This run keeps a sender, so the channel is never disconnected.
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
             if reported.elapsed() >= REPORT_EVERY {

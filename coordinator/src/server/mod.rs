@@ -72,6 +72,7 @@ pub(crate) struct Shutdown {
 
 impl Shutdown {
     pub(crate) fn request(&self) {
+        // Release pairs with the Acquire in `turn`. The flag comes first, because the event only wakes the thread.
         self.requested.store(true, Ordering::Release);
         let _ = self.event.write(1);
     }
@@ -96,10 +97,12 @@ impl Server {
         // No other process of the same user may read or write this one's memory through /proc.
         nix::sys::prctl::set_dumpable(false)
             .map_err(|e| Error::io("cannot protect the process's memory", e))?;
+        // Before the registry starts its threads, because they inherit the mask.
         let signals = block_signals()?;
         place
             .prepare()
             .map_err(|e| Error::io("cannot use the socket's folder", e))?;
+        // Only the holder of the lock may remove a socket that was left behind, so the lock comes first.
         let lock = take_lock(&place)?;
         let listener = listen(&place)?;
         let what = |e| Error::io("cannot look at the socket", e);
@@ -131,6 +134,7 @@ impl Server {
     pub fn run(&self) -> Result<StopReason> {
         let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
         let reason = served.unwrap_or(Err(Error::Defect("the main thread panicked")));
+        // Retired before the connections end, so that no buffer is filled again while a job may still read it.
         self.registry
             .streams()
             .iter()
@@ -209,8 +213,10 @@ impl Server {
         }
         let [connection, signal, _, ended] = fds.map(|fd| fd.any().unwrap_or(false));
         if ended {
+            // The number of ended connections does not matter, because each turn reads the count anew.
             let _ = self.connections.ended.read();
         }
+        // The event only ended the sleep. This flag says whether somebody asked.
         if self.shutdown.requested.load(Ordering::Acquire) {
             return Ok(Some(StopReason::Asked));
         }
@@ -236,6 +242,7 @@ impl Server {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => {
                 tracing::warn!(error = %e, "cannot accept a connection");
+                // If descriptors have run out, the connection stays pending, and the loop would spin without a pause.
                 std::thread::sleep(Duration::from_millis(50));
             }
         }
@@ -252,6 +259,7 @@ impl Server {
                 return tracing::warn!(error = %e, "a connection of an unknown user is refused");
             }
         }
+        // Only this thread admits, so the count cannot rise between this check and `start_session`.
         if self.connections.count() >= MAX_CONNECTIONS {
             let most = MAX_CONNECTIONS;
             return tracing::warn!(most, "too many connections: one more is refused");
@@ -367,6 +375,7 @@ impl Connections {
 
     fn remove(&self, number: u64) {
         self.sockets().retain(|(n, _)| *n != number);
+        // Set before the count falls, so that no thread sees a count of 0 with the time of an earlier end.
         *lock(&self.emptied) = Instant::now();
         self.count.fetch_sub(1, Ordering::AcqRel);
         let _ = self.ended.write(1);

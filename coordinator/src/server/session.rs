@@ -101,8 +101,10 @@ impl Drop for HangUp<'_> {
 
 /// Reads the greeting, which must be the first message and come within 10 seconds.
 fn greet(socket: &UnixStream, replies: &ReplyWriter) -> std::result::Result<Client, FrameError> {
+    // A peer that says nothing must not keep a thread and a place among the connections.
     socket.set_read_timeout(Some(std::time::Duration::from_secs(10)))?;
     let (request, _) = frame::receive::<Request>(socket)?;
+    // From here on a client may be silent for hours. `Peer::wait` sees its end.
     socket.set_read_timeout(None)?;
     let Request::Hello { name, pid } = request else {
         return Err(FrameError::Malformed(
@@ -140,6 +142,7 @@ impl Session<'_> {
                 Ok((request, descriptors)) => self.answer(request, descriptors)?,
                 Err(FrameError::Closed) => return Ok(()),
                 Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                // The client ended without reading all of its replies, which is no failure.
                 Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::ConnectionReset => {
                     return Ok(());
                 }
@@ -305,6 +308,7 @@ impl Session<'_> {
         };
         let RankId { job, rank } = registration.rank_id;
         tracing::info!(stream = stream.config.id, job, rank, "a job joins");
+        // Set before the answer is sent: if that fails, the end of this session removes the rank.
         self.place = Some((stream.clone(), registration.rank_id));
         // The stream's fork server keeps the zygote, if it was forked from it. Otherwise the stream runs another
         // program's code, and this zygote is of no use.
@@ -335,12 +339,14 @@ impl Drop for Session<'_> {
     fn drop(&mut self) {
         if let Some((stream, rank_id)) = self.place.take() {
             let RankId { job, rank } = rank_id;
+            // The second check may sleep, so it is made only if there are other ranks to send away.
             if stream.has_other_ranks(rank_id) && self.has_lost_its_client() {
                 stream.lose_rank(rank_id);
             }
             tracing::info!(stream = stream.config.id, job, rank, "a job leaves");
             self.registry.detach(&stream, rank_id);
         }
+        // Last, so that a client that sees its connection end knows that its rank was removed.
         self.client.reply_queue.hang_up();
     }
 }

@@ -81,6 +81,7 @@ impl PendingBatch {
 
     /// Returns `false` when every job that it was for has left. Its samples need not be prepared then.
     pub(crate) fn is_wanted(&self) -> bool {
+        // Relaxed, because an old value only means that a sample is prepared in vain.
         self.wanted.load(Ordering::Relaxed) > 0
     }
 

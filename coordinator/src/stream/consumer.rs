@@ -226,6 +226,7 @@ impl Consumer {
             let Some(Untaken { what, is_void }) = self.published.pop_front() else {
                 continue;
             };
+            // Only the last item counts: a part taken after an error is the delivery that the error belongs to.
             progress.told = matches!(what, Pending::Error { .. }) && !is_void;
             if !is_void {
                 self.pace.take(what.epoch(), Instant::now());
@@ -281,6 +282,7 @@ impl Consumer {
     pub(crate) fn take_back(&mut self) -> Result<ConsumerProgress, ProtocolViolation> {
         let first = self.sender.take_back();
         let progress = self.note_taken(first.map_err(|e| ProtocolViolation(e.to_string()))?);
+        // The shared count has moved past these items, so they come again under new numbers.
         self.next_taken = self.next_seq;
         self.unread_since = None;
         let mut skipped = Vec::new();
@@ -305,6 +307,7 @@ impl Consumer {
     pub(crate) fn tell_restarted(&mut self, epoch: u64, first_seq: u64) {
         self.leaves = None;
         let restarted = Reply::Restarted { epoch, first_seq };
+        // A rank that is never answered would wait in vain. After a hang-up it attaches again.
         if self.reply_queue.post(&restarted).is_err() {
             self.reply_queue.hang_up();
         }

@@ -99,6 +99,7 @@ impl Stream {
 
     /// Records that a worker begins a sample, and draws another minibatch if few are waiting.
     pub(super) fn sample_begun(self: &Arc<Self>) {
+        // Of the workers that begin samples at once, only the one that crosses the bound takes the lock.
         if self.waiting.fetch_sub(1, Ordering::Relaxed) == self.few_waiting() {
             self.pump(&mut self.engine());
         }
@@ -130,6 +131,7 @@ impl Stream {
         let starts = self.starts(engine, &samples);
         let stall_clock = self.config.producer.stall_clock(&self.workers);
         engine.expect(&batch, minibatch.deliveries, &stall_clock);
+        // Counted before a worker can begin any of them, because each beginning counts one down.
         self.waiting
             .fetch_add(samples.len() as u32, Ordering::Relaxed);
         let is_relaxed = self.config.key.relaxed;

@@ -188,6 +188,7 @@ impl SlotBinder {
     ) -> Option<(BoundSlot, Option<SlotSwap>)> {
         let mut ready = self.remove(binding)?;
         let lets_go = |binding: &BindingId| self.samples.get(binding).is_some_and(Sample::lets_go);
+        // `lets_go` takes a slot back, so candidates are asked one by one, and the first that agrees ends the search.
         let slow = budget.and_then(|budget| self.slow_before(&ready, budget).find(lets_go));
         let Some(slow) = slow.and_then(|binding| Some((binding, self.samples.get_mut(&binding)?)))
         else {

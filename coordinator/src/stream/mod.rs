@@ -145,6 +145,7 @@ impl Stream {
     }
 
     fn give_up(&self, engine: &mut Engine) {
+        // Before the hang-up, which frees buffers that no thread may fill again.
         self.prepare_nothing_more();
         let mut given_up = std::mem::replace(engine, new_engine(&self.config, &self.pool));
         given_up.hang_up();
@@ -160,6 +161,7 @@ impl Stream {
         known: &[Departure],
         client: &Client,
     ) -> Result<Option<Registration>> {
+        // Files and memory are made before the lock is taken, because that may take a while, or fail.
         let mut sender = Sender::create(self.ring_capacity(request.batch_size))?;
         let (deliver, reply) = sender.fds()?;
         let bell = self.doorbell.bell()?;
@@ -247,6 +249,7 @@ impl Stream {
     pub(crate) fn close_if_empty(&self) -> bool {
         let engine = self.engine();
         let is_unused = engine.is_empty() && self.expected.load(Ordering::Acquire) == 0;
+        // Several threads may find it empty, and only the first may end it.
         is_unused && !self.closed.swap(true, Ordering::AcqRel)
     }
 
@@ -268,6 +271,7 @@ impl Stream {
     ///
     /// Returns the idle fork server, which the next stream of the same user code can use.
     pub(crate) fn end(&self) -> Option<IdleForkServer> {
+        // The driver may be asleep. It wakes, finds the stream closed, and ends.
         self.doorbell.ring();
         self.config.producer.process_pool()?.dismiss()
     }

@@ -113,7 +113,7 @@ pub(crate) fn ids(batch: &Batch) -> Vec<u32> {
     let arrays = batch.arrays();
     let index = arrays.iter().find(|array| array.name == "index").unwrap();
     let first = index.address() as *const i64;
-    // SAFETY: the array has so many elements of this type, and lives until the end of this function.
+    // SAFETY: the array has `shape[0]` elements of this type, and lives until the end of this function.
     let values = (0..index.shape[0]).map(|i| unsafe { first.add(i).read_unaligned() });
     values.map(|id| u32::try_from(id).unwrap()).collect()
 }

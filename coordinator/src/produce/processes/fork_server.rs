@@ -127,6 +127,7 @@ impl ForkServer {
         match loaded {
             Ok(samples) => Ok((fork_server, samples)),
             Err(e) => {
+                // Dropping it here would not end it, because the listening thread holds it as well.
                 fork_server.close();
                 Err(e)
             }
@@ -165,6 +166,7 @@ impl ForkServer {
             if let Some(why) = state.failed.take() {
                 return Err(Error::Code(why));
             }
+            // Checked last, because a message that came before the end may hold the answer.
             if let Some(ended) = &state.ended {
                 return Err(ended.error(what));
             }
@@ -236,6 +238,7 @@ impl ForkServer {
             .chain(scratch.iter().copied())
             .collect();
         self.ask(&request, &descriptors)?;
+        // Released before the wait, so that other threads can ask meanwhile.
         drop(asking);
         self.wait("to start a worker", PROMPT, |s| {
             let worker = s.workers.get_mut(number as usize)?;
@@ -261,6 +264,7 @@ impl ForkServer {
             workers.filter_map(running).collect()
         };
         for worker in running {
+            // `ask` fails only if a request cannot be encoded. A fork server that is gone has no worker left.
             let _ = self.ask(&ForkServerRequest::Kill { worker }, &[]);
         }
         let _ = self.ask(&ForkServerRequest::Unmap, &[]);

@@ -204,6 +204,7 @@ impl Worker {
     /// Gives the process samples to make, or reads its next message. An error is the reason why the process must be
     /// replaced.
     fn turn(&mut self) -> std::result::Result<(), String> {
+        // A process that waits for room sends nothing else until it is answered.
         if self.want.is_some() {
             return self.make_room();
         }
@@ -213,6 +214,7 @@ impl Worker {
                 return self.give(tasks);
             }
         }
+        // `take` has waited for a task, so returning at once does not spin.
         if self.chunks.is_empty() {
             return Ok(());
         }
@@ -247,6 +249,7 @@ impl Worker {
                     Ok(())
                 }
             }
+            // No reason is given, because the way in which the process ended says more than a lost connection.
             Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Err(String::new()),
             Err(e) => Err(e.to_string()),
         }
@@ -361,6 +364,7 @@ impl Worker {
                 }
             }
         }
+        // Nothing was expected of a process that had nothing to do. Its time limit begins now.
         if idle {
             self.heard = Instant::now();
         }

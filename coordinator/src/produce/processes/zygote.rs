@@ -210,6 +210,7 @@ impl ZygoteShared {
     }
 
     fn close(&self) {
+        // Release pairs with the Acquire in `run`. Set first, so that the thread that sees the end knows it was wanted.
         self.closing.store(true, Ordering::Release);
         self.channel.hang_up();
     }
@@ -275,6 +276,7 @@ impl ZygoteShared {
             }
         };
         let mut state = self.state();
+        // A number that was never given out is ignored, so that a confused process cannot fill the map.
         if number < state.fork_servers {
             state.exited.insert(number, ended);
         }
@@ -314,6 +316,7 @@ fn reap(mut child: Child) -> Ended {
     let how = child
         .wait()
         .map_or_else(|e| e.to_string(), |status| format!("was ended ({status})"));
+    // This process sent the signal, so the end does not count as a kill from outside.
     Ended::by_itself(how)
 }
 

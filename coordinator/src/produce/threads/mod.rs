@@ -181,6 +181,7 @@ impl ThreadPool {
         }
         let wanted = self.pool.rebalance(self.cap);
         let mut is_short = lock(&self.is_short);
+        // A refusal is not tried again, because each attempt would fail and warn once more.
         if let Some(wanted) = wanted.filter(|_| !*is_short)
             && let Err(e) = self.start_threads(wanted)
         {
@@ -253,6 +254,7 @@ impl SharedPool {
         };
         // Smoothed, because one interval is short.
         self.fetch_weight.set((self.fetch_weight.get() + now) / 2.0);
+        // The new limits may let several waiting threads begin a task.
         self.more.notify_all();
         Some(threads)
     }

@@ -157,6 +157,7 @@ impl<W> StageQueues<W> {
     }
 
     fn may_prepare(&self) -> bool {
+        // A thread that waits for storage uses no processor, so it keeps none from preparing where threads fetch ahead.
         (!self.is_full() || self.fetches_ahead())
             && self.preparing < self.cpus
             && !self.to_prepare.is_empty()
@@ -168,6 +169,7 @@ impl<W> StageQueues<W> {
     }
 
     fn may_fetch(&self) -> bool {
+        // If enough fetched samples wait, only a sample that is due before all of them is worth a thread.
         !self.is_full() && !self.to_fetch.is_empty() && (self.has_room() || self.is_earlier())
     }
 

@@ -61,6 +61,7 @@ impl Engine {
             }
         }
         tracing::debug!(parent: None, stream = self.stream, job = id, "a job does not read: what it had queued is taken back");
+        // Marked first: a consumer that begins to wait then sees the mark and rings, or is seen to wait below.
         job.set_absent(true);
         let mut ranks = job.ranks.iter().flatten();
         let is_absent = !ranks.any(|consumer| consumer.sender.is_waiting());

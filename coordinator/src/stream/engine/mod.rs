@@ -171,6 +171,7 @@ impl Engine {
         let rank = request.rank as usize;
         job.roll.note(request);
         job.has_begun |= request.has_begun;
+        // `check` and `forming_job` have made sure that the job has this rank.
         job.ranks[rank] = Some(consumer);
         job.resumes[rank] = request
             .resume
@@ -676,6 +677,7 @@ impl Engine {
             held: consumers().map(Consumer::buffers_held).sum(),
             skipped: self.left_out(JobId(id)).len(),
             idle_s: idle.as_secs_f64(),
+            // Clients write these numbers, so the sum must not overflow.
             batches: accounts().map(|a| a.batches).fold(0, u64::saturating_add),
             age_s: job.came.elapsed().as_secs_f64(),
             stalls: stalls(accounts()),

@@ -89,6 +89,7 @@ pub(in crate::stream) fn check(request: &Attach) -> Result<()> {
 pub(crate) fn cohort_key(request: &Attach) -> u128 {
     match &request.cohort {
         Some(cohort) if request.is_of_cohort() => {
+            // 0 stands for jobs without such a cohort.
             xxhash_rust::xxh3::xxh3_128(cohort.name.as_bytes()).max(1)
         }
         _ => 0,

@@ -100,6 +100,7 @@ impl PendingSample {
 
     /// Records that the sample waits no more. Returns `false` if nobody wants the sample any more.
     fn is_started(&mut self) -> bool {
+        // Counted once, however often the sample is begun anew.
         if std::mem::take(&mut self.is_waiting) {
             self.stream.sample_begun();
         }
@@ -138,6 +139,7 @@ impl PendingSample {
         else {
             return;
         };
+        // The slot goes first, because a buffer with a slot in use cannot be finished.
         drop(slot);
         if batch.slot_written() {
             self.destination = Destination::Last(batch);

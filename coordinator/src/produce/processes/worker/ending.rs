@@ -28,6 +28,7 @@ impl Worker {
             "a worker of user code is replaced"
         );
         self.blame(&name, &how);
+        // Without a pause, processes that end at once would be forked over and over.
         if !self.process_pool.is_over() {
             std::thread::sleep(self.pause);
         }
@@ -75,6 +76,7 @@ impl Worker {
             .into_iter()
             .flat_map(|chunk| chunk.tasks)
             .collect();
+        // `begun` is an index into the oldest chunk, which comes first in this list.
         let at_fault = begun.or_else(|| tasks.iter().position(Option::is_some));
         if let Some(mut task) = at_fault.and_then(|index| tasks[index].take()) {
             task.attempts += 1;

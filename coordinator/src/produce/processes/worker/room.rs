@@ -53,6 +53,7 @@ impl Worker {
             LargeRoom::Unwanted => TaskOutcome::Unwanted,
             LargeRoom::Failed(failure) => TaskOutcome::Failed(failure),
         };
+        // Answered before the sample leaves its chunk: if the process is gone, another worker is given the sample.
         self.answer_want(None)?;
         let task = self.take_task(want.index)?;
         task.work.finish(outcome);
