@@ -234,6 +234,7 @@ impl Drop for PyLoader {
         if self.has_others {
             // The interpreter is released, because the thread that looks after the connection may hold the lock and
             // need it.
+            // It does nothing while the interpreter ends. The end of the process then closes the connection.
             Python::try_attach(|py| py.detach(|| self.client.close()));
         }
     }

@@ -183,6 +183,7 @@ impl WorkerLink {
         if let Some(slot) = self.take_offer() {
             return Ok(Some(slot));
         }
+        // The wait may be long, so the samples before this one are reported first.
         self.report_progress(py, false)?;
         self.send_about_sample(py, b'W', &[])?;
         // The next chunk may come before the answer. It is kept for later.
@@ -331,6 +332,7 @@ impl WorkerLink {
             }
             let (socket, room) = (self.socket, self.incoming.room());
             match py.detach(|| recv(socket, room, MsgFlags::empty())) {
+                // The kernel reports a reset if the coordinator ended with data unread.
                 Ok(0) | Err(Errno::ECONNRESET) => return Ok(None),
                 Ok(read) => self.incoming.came(read),
                 Err(Errno::EINTR) => py.check_signals()?,
@@ -341,6 +343,7 @@ impl WorkerLink {
 
     fn send(&self, py: Python<'_>, mut bytes: &[u8]) -> PyResult<()> {
         while !bytes.is_empty() {
+            // User code may have restored SIGPIPE, which would then end the process without a word.
             match py.detach(|| send(self.socket, bytes, MsgFlags::MSG_NOSIGNAL)) {
                 Ok(sent) => bytes = &bytes[sent..],
                 Err(Errno::EINTR) => py.check_signals()?,

@@ -139,7 +139,7 @@ def texts(crate: Crate) -> Iterator[str]:
 
 
 def tidied(text: str) -> str:
-    """Return a text without what may differ between equal licences, so that equal ones stand once."""
+    """Return a text without indentation and outer blank lines, so that equal licences are printed once."""
     return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
@@ -163,7 +163,7 @@ def _metadata(target: str) -> Any:
 
 
 def _linked(metadata: Any) -> Iterator[Crate]:
-    """Yield the crates that the programs depend on, but not those that only run while they are built."""
+    """Yield the crates that the programs depend on, except crates that only run during the build."""
     packages = {package["id"]: package for package in metadata["packages"]}
     depends = {node["id"]: node["deps"] for node in metadata["resolve"]["nodes"]}
     waiting = [identity for identity, package in packages.items() if package["name"] in PROGRAMS]

@@ -118,6 +118,7 @@ impl Attachment {
         if self.receiver.held() > self.receiver.capacity() / 2 {
             return true;
         }
+        // Relaxed: shares only keep jobs fair to each other, so a count may be a moment old.
         let buffers = self.buffers_held.load(Ordering::Relaxed);
         let is_only_slice = self.lock(slice.buffer).slices == 1;
         if is_only_slice && buffers > self.receiver.share() {
@@ -135,6 +136,7 @@ impl Attachment {
     fn share_of_large(&self) -> u64 {
         let layout = self.view.layout();
         let share = self.receiver.share().min(layout.buffers);
+        // The division comes first, so that the product cannot overflow.
         layout.large_limit() / u64::from(layout.buffers) * u64::from(share)
     }
 

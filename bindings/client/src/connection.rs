@@ -198,6 +198,7 @@ impl Connection {
     /// Tells the coordinator that no more requests will come, and waits until it has closed its side as well, for
     /// `limit` at most.
     pub fn finish(&self, limit: Duration) {
+        // This fails only if the coordinator has hung up already, which the loop below finds out.
         let _ = self.socket.shutdown(std::net::Shutdown::Write);
         let interrupt_check = no_interrupt();
         let timeout = Timeout::new(limit, &interrupt_check);

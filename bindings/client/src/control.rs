@@ -47,6 +47,7 @@ pub fn status(paths: &CoordinatorPaths, slow: u32) -> Result<Status> {
 /// [`Error::Absent`] when none runs.
 pub fn stop(paths: &CoordinatorPaths) -> Result<u32> {
     let connection = Connection::open(paths, &ConnectOptions::find("coprep stop"))?;
+    // The file is noted before the request: afterwards it may be gone, or belong to the next coordinator.
     let lock = inode(paths);
     match connection.ask(
         &Request::Stop,
@@ -255,6 +256,7 @@ pub fn warm_with(
 }
 
 fn next_progress(connection: &Connection, interrupt_check: &InterruptCheck) -> Result<Reply> {
+    // Each report gets the whole limit, because filling a cache may take hours.
     let timeout = Timeout::new(WORK_TIMEOUT, interrupt_check);
     let answer = connection.answer("news of the warm-up", &timeout, &no_notice())?;
     Ok(answer.0)

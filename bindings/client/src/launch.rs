@@ -219,6 +219,7 @@ fn find_program(named: Option<&Path>) -> Result<PathBuf> {
         .filter(|p| !p.is_empty())
         .map(PathBuf::from)
     {
+        // A wrong setting is an error, because no other program than the one that the user named may start.
         return if program.is_file() {
             std::path::absolute(&program).map_err(|e| failed(e.to_string()))
         } else {
@@ -232,6 +233,7 @@ fn find_program(named: Option<&Path>) -> Result<PathBuf> {
     let itself = || {
         std::env::current_exe()
             .ok()
+            // In a Python extension, the running program is the interpreter, which cannot serve.
             .filter(|p| p.file_name().is_some_and(|n| n == "coprep"))
     };
     named.or_else(itself).or_else(on_path).ok_or_else(|| {
@@ -245,6 +247,7 @@ fn find_program(named: Option<&Path>) -> Result<PathBuf> {
 fn on_path() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let candidates = std::env::split_paths(&path).map(|folder| folder.join("coprep"));
+    // A relative entry of PATH would name a different program in each working directory.
     candidates.filter(|p| p.is_absolute()).find(|p| p.is_file())
 }
 

@@ -120,6 +120,7 @@ impl Unshared {
     pub(crate) fn new(socket: RawFd) -> Self {
         let is_ready = DEV_NULL.get_or_init(prepare_for_forks).is_some();
         let take = |entry: &&AtomicI32| {
+            // Relaxed: an entry is a single number, and the handler in a child needs no other data with it.
             let taken = entry.compare_exchange(NO_SOCKET, socket, Relaxed, Relaxed);
             taken.is_ok()
         };

@@ -71,6 +71,7 @@ impl<'a> Timeout<'a> {
         loop {
             (self.interrupt_check)().map_err(Error::Interrupted)?;
             let left = self.left();
+            // The poll comes even if no time is left, so that a limit of zero still finds data that has come.
             if events(fd, PollFlags::POLLIN, left.min(SLICE))?.is_some() {
                 return Ok(true);
             }

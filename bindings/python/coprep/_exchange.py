@@ -119,6 +119,7 @@ def dump_exception(error: BaseException) -> bytes:
                 loads(data)
             # A class of the main script is found in the job, not here, so it cannot be tried out.
         except Exception:
+            # Any class of exceptions may fail to pickle, and the next form is simpler.
             continue
         if len(data) <= MOST_EXCEPTION:
             return data

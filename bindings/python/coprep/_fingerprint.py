@@ -108,6 +108,7 @@ class _Splitter:
         for name, value in named:
             head, children = self._split(value) if depth < DEPTH else (value, [])
             if len(children) > self._left:
+                # With too many parts, the value is hashed as a whole, and a difference is named by the value alone.
                 head, children = value, []
             self._left -= len(children)
             yield name, self._digest(name, head, holder)
@@ -287,6 +288,7 @@ class _Walk:
         except ValueError as e:
             if not str(e).startswith("fast mode: can't pickle cyclic"):
                 raise
+        # The failed attempt may have numbered and queued code. That is undone, so that equal values get equal numbers.
         while len(self._numbers) > numbered:
             self._numbers.popitem()
         del self._queue[queued:]
@@ -597,6 +599,7 @@ def _uses(code: types.CodeType) -> tuple[set[str], set[Import]]:
         if step.opname in _GLOBAL_OPS:
             names.add(step.argval)
         elif step.opname == "IMPORT_NAME":
+            # The two instructions before load the level and the names of the import.
             imports.add((step.argval, steps[i - 2].argval, steps[i - 1].argval or ()))
     for nested in _nested(code):
         more_names, more_imports = _uses(nested)

@@ -610,6 +610,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self._resume = resume
         self._loader = self._connect()
         if before is not None:
+            # The old one is closed only now, because it stays in use if the new one cannot be made.
             before.close()
         self._resumes_order = resume.order is not None
         self._iteration += 1

@@ -78,6 +78,7 @@ def pack(obj: Any, *, by_file: bool = False, for_jobs: bool = False) -> Packed:
     try:
         data = _pickled(_ByFile if by_file else _Pickler, obj, keep)
     except (pickle.PicklingError, AttributeError) as error:
+        # The first attempt may have kept buffers, which the second one keeps again.
         buffers.clear()
         data = _pickled(_by_value(error, for_jobs), obj, keep)
     return Packed(data, buffers)
@@ -262,6 +263,7 @@ def _reduce_map(array: Any) -> Any:
     return np.memmap, (
         str(array.filename),
         array.dtype,
+        # In mode "w+", opening the file again would erase it.
         array.mode.replace("w+", "r+"),
         array.offset,
         array.shape,

@@ -207,6 +207,7 @@ def _data(leaf: Any) -> tuple[str, Array]:
         # Channels come first, as in the tensors of torchvision.
         pixels = np.asarray(leaf)
         return _array_data(pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
+    # `bool` comes first in this table, because it is a subclass of `int`.
     for kind, name in _NUMBERS.items():
         if isinstance(leaf, kind):
             return name, _number(leaf, name)

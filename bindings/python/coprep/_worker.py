@@ -97,9 +97,12 @@ class Layout(NamedTuple):
 def enter() -> socket.socket:
     """Makes this process end with its parent. Returns the socket for its orders, which it got as standard input."""
     end_with_parent(os.getppid())
+    # Ctrl-C in the terminal of a coordinator reaches its children too, but the coordinator decides when they end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The coordinator blocks signals that it reads from a descriptor, and its children inherit the mask.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     control = socket.socket(fileno=os.dup(0))
+    # User code that reads the standard input must not read the coordinator's messages.
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
     if _is_hung_up(control):
@@ -128,6 +131,7 @@ def end(status: int) -> NoReturn:
     Otherwise libraries would report their leaks, which concern nobody (nanobind writes dozens of lines). Functions that
     user code registered with ``atexit`` are called.
     """
+    # A function of user code may raise anything, even SystemExit, and the process ends nevertheless.
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     _flush()
@@ -236,6 +240,7 @@ class Parent:
                 else:
                     return
         finally:
+            # All are killed before the first is awaited, so that they end at the same time.
             for _, pid in self._children.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -285,6 +290,7 @@ class Parent:
     def _end_child(self, number: int) -> None:
         for other, pid in self._children.values():
             if other == number:
+                # The child stays listed until `_reap` reports its end.
                 os.kill(pid, signal.SIGKILL)
 
     def _reap(self, process: int) -> None:
@@ -306,6 +312,7 @@ class _ForkServer(Parent):
 
     def _load(self) -> None:
         with os.fdopen(self._channel.descriptors.pop(0), "rb") as file:
+            # The mapping is private and writable: user code that writes to its arrays gets its own copy of the page.
             self._sent = memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
         delivery = Delivery(*pickle.loads(self._sent))
         sys.argv[:] = delivery.argv
@@ -705,6 +712,7 @@ class _Scratch:
         if end and (self._memory is None or len(self._memory) < end):
             size = os.fstat(self._file).st_size
             if size < end:
+                # Doubling keeps the number of new mappings small if a chunk keeps many values.
                 size = max(end, 2 * size, 1 << 20)
                 os.ftruncate(self._file, size)
             # Values that are still in use keep the old mapping alive.

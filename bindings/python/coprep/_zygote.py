@@ -88,6 +88,7 @@ class _Zygote(Parent):
     def _start(self, control: socket.socket) -> int:
         actions = [(os.POSIX_SPAWN_DUP2, control.fileno(), 0)]
         here = os.getcwd()
+        # posix_spawn cannot set the folder of the new process, so this process goes there for the call.
         os.chdir(self._directory)
         try:
             return os.posix_spawn(
@@ -111,6 +112,7 @@ class _Zygote(Parent):
             _leave_exit_functions()
             self._random.begin()
         except BaseException:
+            # An exception must not unwind into the loop of the zygote, of which this process is a copy.
             os._exit(1)
         run_fork_server(control)
 

@@ -125,9 +125,12 @@ impl Arena {
     pub(crate) fn allocate(&self, len: usize) -> Option<Extent> {
         let room = index::extent_len(len as u64)?;
         let mut state = self.state();
+        // An open extent takes an index position when it is published. It is refused now if none would be left then,
+        // because `append` cannot fail.
         if state.open >= state.places_left(self.shape.places) {
             return None;
         }
+        // Holes are filled first. So the room at the end stays whole for samples that no hole is large enough for.
         let offset = state
             .take_hole(room)
             .or_else(|| state.take_end(room, self.shape.capacity))?;
@@ -149,6 +152,7 @@ impl Arena {
     pub(crate) fn drop_entry(&self, number: u32, entry: &IndexEntry) {
         // First, so that the room goes to another entry only after the index no longer names it.
         self.write_place(number, &index::DROPPED);
+        // `bounds` admitted the entry when it was read, so the number does not overflow.
         let room = index::extent_len(entry.len).unwrap_or(0);
         let mut state = self.state();
         state.vacant.push(number);
@@ -220,6 +224,7 @@ impl Arena {
     pub(crate) fn place(&self, number: u32) -> EntryLocation {
         let mut place = index::EMPTY;
         for (word, bytes) in self.words(number).iter().zip(place.as_chunks_mut().0) {
+            // Relaxed: a copy that mixes an old and a new entry fails its checksum.
             *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
         }
         place
@@ -283,6 +288,7 @@ impl ArenaState {
             ..ArenaState::default()
         };
         for (_, entry) in &scan.entries {
+            // `scan` has checked, sorted and separated the entries, so nothing here overflows.
             let end = entry.end().unwrap_or(entry.offset);
             state.add_hole(state.end, entry.offset - state.end);
             state.used += end - entry.offset;
@@ -320,6 +326,7 @@ impl ArenaState {
         if let Some(its_len) = self.holes.remove(&(offset + len)) {
             len += its_len;
         }
+        // Room at the end goes back to the bump pointer, where it can serve a sample of any length.
         if offset + len == self.end {
             self.end = offset;
         } else {
@@ -341,6 +348,7 @@ impl ArenaState {
             return None;
         }
         let Some((&offset, &len)) = self.holes.iter().find(|&(_, &len)| len >= room) else {
+            // The bound was too high, because taking a hole does not lower it. This search has seen all holes anyway.
             self.largest_hole = self.holes.values().copied().max().unwrap_or(0);
             return None;
         };

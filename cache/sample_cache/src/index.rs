@@ -153,6 +153,8 @@ impl IndexEntry {
 /// Returns the bytes that a payload of `len` bytes takes with its alignment.
 #[must_use]
 pub(crate) fn extent_len(len: u64) -> Option<u64> {
+    // An empty payload takes room too. Otherwise it would share its offset with the next payload, and offsets identify
+    // entries in `drop_conflicts`.
     len.max(1).checked_next_multiple_of(ALIGNMENT)
 }
 
@@ -249,6 +251,7 @@ impl Scan {
 }
 
 fn is_free(extents: &BTreeMap<u64, (u64, u32, IndexEntry)>, start: u64, end: u64) -> bool {
+    // The extents do not overlap, so the last one that begins before `end` also ends last.
     let before = extents.range(..end).next_back();
     before.is_none_or(|(_, &(end_before, ..))| end_before <= start)
 }

@@ -15,8 +15,8 @@
 //! # Architecture invariants
 //!
 //! - No lock lies in a segment, so a coordinator that dies leaves none locked.
-//! - What another process left in a named segment is checked before it is used: the header, each entry of the index
-//!   ([`index`]), and each payload at its first hit.
+//! - Every part of a named segment that another process left is checked before use: the header, each entry of the
+//!   index ([`index`]), and each payload at its first hit.
 //! - `unsafe` appears only in the modules that say `#![expect(unsafe_code)]`.
 #![deny(unsafe_code)]
 

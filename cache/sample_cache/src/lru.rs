@@ -55,6 +55,7 @@ impl Lru {
 
 impl PrivateStore for Lru {
     fn admit(&self, id: u32, meta: Meta, bytes: Vec<u8>) {
+        // The conversion copies the bytes, so it comes before the lock.
         let entry = LruEntry {
             bytes: bytes.into(),
             meta,

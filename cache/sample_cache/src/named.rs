@@ -99,6 +99,7 @@ pub(crate) fn open(name: &str, shape: SegmentLayout, fingerprint: u128) -> Resul
                 replaced,
             });
         }
+        // `reuse` has removed the file, which was no complete segment. The next round creates one.
         replaced = true;
     }
     Err(place.error(ErrorKind::InUse))
@@ -140,6 +141,7 @@ pub fn list_named() -> Result<Vec<NamedSegment>> {
 fn describe(name: &str) -> Option<NamedSegment> {
     let file = SegmentPath::new(name).ok()?.open_file().ok()??;
     let bytes = file.metadata().ok()?.blocks() * 512;
+    // A lock that this call obtains ends with `file`. A coordinator that meets it meanwhile tries again (`LOCK_TRIES`).
     let in_use = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
     Some(NamedSegment {
         name: name.to_owned(),
@@ -207,6 +209,7 @@ impl SegmentPath {
 
     /// Opens the file, if it exists and belongs to this user.
     fn open_file(&self) -> Result<Option<File>> {
+        // No symbolic link, because every user may write `/dev/shm` and could have put one there.
         // Non-blocking, so that the call does not hang if the file is a pipe.
         let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
         match OpenOptions::new()
@@ -284,6 +287,7 @@ impl SegmentPath {
         if let Some(shape) = self.shape(&lock, wanted)? {
             let memory = ShmemConf::new().os_id(format!("/{}", self.file)).open();
             let memory = memory.map_err(|e| self.crate_error(&e))?;
+            // The crate opens a segment by its name, which must still be the name of the locked file.
             if self.is_still(&lock) && memory.len() == shape.bytes {
                 self.reserve(&lock, &shape)?;
                 let segment = Segment {
@@ -301,6 +305,7 @@ impl SegmentPath {
     fn shape(&self, file: &File, wanted: &SegmentHeader) -> Result<Option<SegmentLayout>> {
         let mut bytes = [0; HEADER];
         match file.read_exact_at(&mut bytes, 0) {
+            // The creator has not set the size of the file yet. It was probably killed.
             Err(e) if e.kind() == Io::UnexpectedEof => return Ok(None),
             read => read.map_err(|e| self.os(e))?,
         }
@@ -310,6 +315,7 @@ impl SegmentPath {
         if (found.fingerprint, found.samples) != (wanted.fingerprint, wanted.samples) {
             return Err(self.error(ErrorKind::OtherData));
         }
+        // The header is not trusted: a layout is computed from two of its numbers, and the others must agree with it.
         let size = file.metadata().map_err(|e| self.os(e))?.len();
         let is_whole = |shape: &SegmentLayout| size == found.bytes && shape.is_of(&found);
         Ok(SegmentLayout::new(found.capacity, found.samples)
@@ -337,6 +343,7 @@ impl SegmentPath {
             return Ok(None);
         };
         self.reserve(&lock, shape)?;
+        // A reserved segment outlives this process, so its handle must not remove it any more.
         memory.set_owner(false);
         let segment = Segment {
             memory,
@@ -348,6 +355,7 @@ impl SegmentPath {
 
     /// Reserves the part of the segment that is not reserved yet.
     fn reserve(&self, file: &File, shape: &SegmentLayout) -> Result<()> {
+        // The memory of a complete segment is taken already, so a check of the free memory could refuse it wrongly.
         let reserved = file.metadata().map_err(|e| self.os(e))?.blocks() * 512;
         if reserved >= shape.bytes as u64 {
             Ok(())
@@ -390,6 +398,7 @@ impl Segment {
     }
 
     fn write_header(&self, header: &SegmentHeader) {
+        // Without a header the segment serves this process, and the next one replaces it.
         let Some(bytes) = header.to_bytes() else {
             return;
         };

@@ -132,6 +132,7 @@ impl NoEviction {
         drop(unpoisoned(self.looks.write()));
         self.arena.drop_entry(place, &entry);
         self.count().remove(entry.form, entry.len);
+        // This comes last, because from here on another writer may begin the sample.
         self.table.give_up(id);
     }
 
@@ -150,6 +151,7 @@ impl NoEviction {
     }
 
     fn entry(&self, id: u32, present: CachedAt) -> Option<IndexEntry> {
+        // The position may hold another sample by now, if the entry was dropped after the table was read.
         let entry = self.arena.entry(present.place);
         entry.filter(|entry| entry.id == id)
     }

@@ -75,6 +75,7 @@ impl PresenceTable {
 
     /// Makes the sample absent again. Its writer calls this if it does not write the sample.
     pub fn give_up(&self, id: u32) {
+        // Relaxed: the next writer gets its room under the arena's lock, which orders all other memory.
         self.states[id as usize].store(ABSENT, Ordering::Relaxed);
     }
 
@@ -103,6 +104,7 @@ impl PresenceTable {
     fn change(&self, id: u32, place: u32, next: u32, order: Ordering) -> bool {
         let unchecked = place << 2 | PRESENT;
         let state = &self.states[id as usize];
+        // Relaxed on failure: a caller that loses reads no data because of this result.
         state
             .compare_exchange(unchecked, next, order, Ordering::Relaxed)
             .is_ok()

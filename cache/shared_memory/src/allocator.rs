@@ -34,6 +34,7 @@ pub fn keep_freed_memory() {
         // SAFETY: these only set parameters of the allocator, under its own lock. The return value says whether it
         // accepts them; a parameter that it does not accept stays as it was.
         unsafe {
+            // Both are set, because setting either of them ends glibc's own adjustment of the other.
             libc::mallopt(libc::M_MMAP_THRESHOLD, LARGEST);
             libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT);
         }

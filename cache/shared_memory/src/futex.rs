@@ -29,6 +29,7 @@ pub(crate) fn wait(word: &AtomicU32, seen: u32, timeout: Duration) -> Woken {
         libc::syscall(
             libc::SYS_futex,
             word.as_ptr(),
+            // Without `FUTEX_PRIVATE_FLAG`, because another process wakes this one.
             libc::FUTEX_WAIT,
             seen,
             &raw const limit,

@@ -124,6 +124,7 @@ pub(crate) fn seal(what: &str, file: impl AsFd, seals: SealFlag) -> Result<()> {
 /// Fails unless the file is a memory file of at least `bytes` bytes that nobody can shrink. Otherwise a read of its
 /// mapping could end in a SIGBUS.
 pub(crate) fn check_file(what: &str, file: impl AsFd, bytes: usize) -> Result<()> {
+    // The call fails for a file that cannot be sealed, which therefore counts as unsealed.
     let seals = fcntl(&file, FcntlArg::F_GET_SEALS).unwrap_or(0);
     if !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_SHRINK) {
         return Err(Error::misbehaved(
@@ -155,6 +156,7 @@ pub(crate) fn reserved_of_file(what: &str, file: impl AsFd) -> Result<u64> {
 
 /// Opens the same file again, with a descriptor that cannot write.
 pub(crate) fn reopen_read_only(what: &str, file: BorrowedFd<'_>) -> Result<OwnedFd> {
+    // `dup` would keep the right to write. Only a new opening of the file can give it up.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
     open(path.as_str(), flags, Mode::empty())
@@ -317,6 +319,7 @@ impl Mapping {
         // aligned; all accesses through this reference are atomic.
         let byte = unsafe { AtomicU8::from_ptr(self.at(offset).as_ptr()) };
         let seen = byte.load(Ordering::Relaxed);
+        // A failure means that another thread wrote the byte, which made the page private too.
         let _ = byte.compare_exchange(seen, seen, Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -377,6 +380,7 @@ impl HugeAligned {
     fn new(file: impl AsFd, part: Range<usize>, flags: MapFlags) -> nix::Result<Self> {
         let bytes = part.len();
         let size = NonZeroUsize::new(bytes).ok_or(Errno::EINVAL)?;
+        // One huge page to round the address up, and one for the distance of `part` from a huge page.
         let margin = 2 * HUGE;
         let with_margin = size.checked_add(margin).ok_or(Errno::ENOMEM)?;
         let nothing = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;

@@ -102,6 +102,7 @@ impl ControlGroup {
     }
 
     fn file_cache(&self) -> u64 {
+        // Without the file, cached files count as usage, which makes the limit seem tighter than it is.
         let Ok(text) = fs::read_to_string(self.folder.join("memory.stat")) else {
             return 0;
         };
@@ -185,6 +186,7 @@ impl Mount<'_> {
 /// # Errors
 /// [`ErrorKind::Shortage`].
 pub fn check(what: &str, wanted: u64) -> Result<()> {
+    // If the system states no limit, nothing can be compared. `fallocate` still reports a full file system.
     let Some(limit) = tightest() else {
         return Ok(());
     };

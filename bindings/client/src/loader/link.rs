@@ -192,6 +192,7 @@ impl LoaderLink {
                 Ok(Reply::Left) => return true,
                 // This is the late answer to a request that was given up.
                 Ok(_) => {}
+                // After a timeout the coordinator still has the message. Only a lost connection calls for another one.
                 Err(e) => return !e.is_lost(),
             }
         }
@@ -250,6 +251,7 @@ impl LoaderLink {
 
     /// Returns `true` if an item is ready and was not taken.
     pub(super) fn has_item(&self) -> bool {
+        // This takes the item. The caller drops the connection and everything that came over it.
         matches!(self.try_next(), Ok(Some(_)))
     }
 
@@ -272,6 +274,7 @@ impl LoaderLink {
         let beyond_share = self.attachment.is_beyond_share(&slice);
         let numbers = raw::integers(&slice, self.attachment.number);
         let ends_batch = PartFlags::of(item).ends_batch;
+        // A slice beyond the share is copied, so that its buffer returns to the coordinator and holds up nobody else.
         if ends_batch && self.assembly.is_none() && !beyond_share {
             return Ok(Some((Batch::view(slice), numbers)));
         }

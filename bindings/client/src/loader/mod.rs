@@ -298,6 +298,7 @@ impl Loader {
             drop_last,
             ..
         } = self.options.attach;
+        // The coordinator refuses a zero when the loader attaches, below. Until then it must not divide by zero.
         let step = u64::from(batch_size.max(1)) * u64::from(world_size.max(1));
         let samples = u64::from(self.attached()?.job_samples);
         Ok(if drop_last {
@@ -739,6 +740,7 @@ impl Loader {
             notice,
             &mut departed,
         );
+        // This counts after a failure too: the ranks have left, and the next coordinator learns of it from this rank.
         self.note_departed(inner, departed);
         let (mut link, attached) = attached?;
         if let Some(order) = known {
@@ -772,6 +774,7 @@ impl Loader {
 
     /// Attaches anew if the connection was lost while no call was waiting. See [`watch`].
     fn reattach_if_lost(&self) {
+        // A call of the user holds the lock, and notices the loss itself.
         let Ok(mut inner) = self.inner.try_lock() else {
             return;
         };
@@ -805,6 +808,7 @@ impl Loader {
         let began = Instant::now();
         if let Some(link) = inner.link.take() {
             self.lock_stats().reconnects += 1;
+            // An item that is ready shows that the job has begun, although this rank was given nothing yet.
             inner.has_begun |= inner.token.is_some() || link.has_item();
             self.note_departed(inner, link.drain_departures());
         }
@@ -861,6 +865,7 @@ impl Loader {
     }
 
     fn add_other_ranks(&self, inner: &mut LoaderState, state: &mut ResumeState) -> Result<()> {
+        // A checkpoint should not take as long as a batch may. After 20 s its ids are those of this rank alone.
         let timeout = Timeout::new(
             self.options.timeout.min(SLICE * 100),
             &self.options.interrupt_check,

@@ -88,11 +88,13 @@ pub struct ItemSlot([AtomicU64; WORDS]);
 impl ItemSlot {
     fn store(&self, item: &Item) {
         for (word, value) in self.0.iter().zip(item.words()) {
+            // Relaxed: the store of `published` makes the words visible.
             word.store(value, Ordering::Relaxed);
         }
     }
 
     fn load(&self) -> Item {
+        // Relaxed: if this mixes two items, the compare-and-swap in `Taker::take` fails, and nobody sees the mixture.
         Item::from_words(std::array::from_fn(|i| self.0[i].load(Ordering::Relaxed)))
     }
 }
@@ -355,6 +357,7 @@ impl<W: Words> Publisher<W> {
     /// A consumer that was stopped while it slept still says that it sleeps for an item that has been published since.
     /// It therefore counts only if it waits for the item to be published next.
     pub fn is_waiting(&self) -> bool {
+        // Acquire: pairs with the release in `Taker::wait`.
         self.words.reply().sleeping.load(Ordering::Acquire) == self.published + 1
     }
 
@@ -405,6 +408,7 @@ impl<W: Words> Publisher<W> {
 
     /// Tells the consumer that the coordinator is awake and needs no ring.
     pub fn disarm(&self) {
+        // Relaxed: a consumer that sees it late rings once more, which does no harm.
         self.words.deliver().armed.store(0, Ordering::Relaxed);
     }
 
@@ -489,6 +493,7 @@ impl Taker {
             }
             futex.wait(&deliver.published, next as u32);
         }
+        // Relaxed: a coordinator that sees it late makes at worst one useless call to wake this consumer.
         reply.sleeping.store(0, Ordering::Relaxed);
         self.is_next_there(words)
     }

@@ -76,6 +76,8 @@ impl Regions {
                 capacity as usize,
             )?,
         };
+        // The seal comes after the mapping, because it refuses every later writable one, even of this process. *reply*
+        // has no such seal, because the consumer writes it.
         mapping::seal(DELIVER, &deliver, mapping::write_seals())?;
         mapping::seal(REPLY, &reply, mapping::size_seals())?;
         regions

@@ -260,6 +260,7 @@ impl LargeArea {
         state.buffers[buffer as usize].turn = None;
         let typical = state.typical.get_or_insert(bytes);
         *typical += (bytes - *typical) * WEIGHT;
+        // Another buffer may be the first now, and its slots may take memory beyond the limit.
         self.changed.notify_all();
     }
 
@@ -393,6 +394,7 @@ impl LargeArea {
             return ExtentPlan::There(extent);
         }
         let top = state.top;
+        // A free part that ends at the top becomes the beginning of the extent, so that less memory has to be reserved.
         let start = state.free.last_before(top).unwrap_or(top);
         let Some(extent_end) = start.checked_add(len).filter(|&e| e <= self.range.end) else {
             return ExtentPlan::TooLong;

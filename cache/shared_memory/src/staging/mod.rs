@@ -444,6 +444,7 @@ impl Drop for Hold {
         if let Some(large) = &self.area.large {
             large.release(self.buffer);
         }
+        // This comes after `release`, which could otherwise free extents of the next user of the buffer.
         self.area.free().buffers.push(self.buffer);
         // After the lock is released, so that the callback can look at the free buffers.
         if let Some(tell) = self.area.on_free.get() {
@@ -560,6 +561,7 @@ impl SlotMut {
             offset: start as u64,
             len: bytes,
         };
+        // The marker comes last, because it must never point to memory that is not reserved.
         area.mark(*buffer, self.slot, marker.bytes());
         Ok(Some(marker.offset))
     }
@@ -626,6 +628,7 @@ impl Unfinished {
     /// Returns true if every [`SlotMut`] is gone, so that nobody writes the buffer any more.
     #[must_use]
     pub fn is_complete(&mut self) -> bool {
+        // Not `strong_count`: `get_mut` has the acquire that makes the bytes of all writers visible.
         Arc::get_mut(&mut self.hold).is_some()
     }
 

@@ -127,6 +127,7 @@ impl TaskEntry {
 
 impl TaskEntry {
     fn change(&self, from: u32, to: u32) -> bool {
+        // Release: publishes the time in `began`. Acquire: pairs with the release in `give` and in the other's swap.
         let (won, lost) = (Ordering::AcqRel, Ordering::Acquire);
         let swapped = self.word.compare_exchange(from, to, won, lost);
         swapped.is_ok()

@@ -33,6 +33,7 @@ impl TaskTable {
     pub fn create(entries: u32) -> Result<Arc<Self>> {
         let bytes = bytes(entries)?;
         let file = mapping::memory_file(WHAT, "coprep-task-table", bytes as u64)?;
+        // Only the size is sealed, because the worker writes the table too.
         mapping::seal(WHAT, &file, mapping::size_seals())?;
         Self::over(file, entries).map(Arc::new)
     }
@@ -125,6 +126,7 @@ impl TaskHandle {
     #[must_use]
     pub fn age(&self) -> Option<Duration> {
         let began = self.row().began()?;
+        // The worker's time is not trusted: a time in the future counts as now.
         Some(Duration::from_nanos(now().saturating_sub(began)))
     }
 

@@ -145,6 +145,7 @@ impl StagingView {
         let mut found = Vec::new();
         for slot in slots {
             let start = self.layout.slot(buffer, field, slot).start;
+            // This call only checks that the end of the marker is inside the mapping.
             self.mapping.at(start + Marker::BYTES);
             let bytes = self.mapping.at(start).cast::<[u8; Marker::BYTES]>();
             // SAFETY: in bounds, as both ends were checked, and initialised; any bits are bytes. The coordinator does

@@ -140,6 +140,7 @@ fn scan(file: &File, addresses: &Range<usize>, each: Each<'_>) -> std::io::Resul
                 return Ok(Err(e));
             }
         }
+        // The kernel made no progress, so another call would not either.
         if walked <= from {
             break;
         }
