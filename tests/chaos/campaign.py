@@ -40,6 +40,7 @@ def make_images(folder: Path) -> None:
             target = folder / f"folder-{size}" / f"class{i * 4 // size}" / f"{i:04}.jpg"
             target.parent.mkdir(parents=True, exist_ok=True)
             os.link(folder / "list" / f"{i:04}.jpg", target)
+    # The mark comes last, so that the next campaign begins anew if this one is interrupted.
     done.touch()
 
 
@@ -99,6 +100,7 @@ class Campaign:
         self._running: dict[int, tuple[Plan, float]] = {}
 
     def run(self, plans: Iterable[Plan]) -> Summary:
+        # Orphans of a history come to this process, so that `_end_all` finds them below itself.
         faults.adopt()
         make_images(self.settings.images)
         try:
@@ -113,6 +115,7 @@ class Campaign:
         return self.summary
 
     def _start(self, plan: Plan) -> None:
+        # The child would inherit buffered text, and write it once more with its own first line.
         sys.stdout.flush()
         pid = os.fork()
         if pid != 0:
@@ -120,6 +123,7 @@ class Campaign:
             return
         code = 1
         try:
+            # Ctrl-C reaches the whole process group. Only the campaign reacts, and ends all histories.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             history = History(plan, self.settings)
             result = history.run()
@@ -130,6 +134,7 @@ class Campaign:
                 import traceback
 
                 (self.settings.out / str(plan.seed) / "runner.txt").write_text(traceback.format_exc())
+            # Without this, the child would go on as a second campaign.
             os._exit(code)
 
     def _wait(self) -> None:
@@ -140,6 +145,7 @@ class Campaign:
                 plan, _ = self._running.pop(pid)
                 self._take(plan, os.waitstatus_to_exitcode(status))
                 return
+            # With 0, no process has ended. Any other id is that of an orphan, which this call has just reaped.
             if pid == 0:
                 self._end_late()
                 time.sleep(0.01)
@@ -156,6 +162,7 @@ class Campaign:
         result = Result(plan.seed)
         # File systems that the history mounted there are gone with its process.
         shutil.rmtree(self.settings.runtime / str(plan.seed), ignore_errors=True)
+        # A history that was killed has written no result. Its exit code tells of that.
         with contextlib.suppress(FileNotFoundError):
             result = Result.loads((folder / "result.json").read_text())
         if status != 0:

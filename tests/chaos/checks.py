@@ -102,9 +102,11 @@ def _take(rank: Rank, record: dict[str, Any], resumed: int | None) -> int | None
     if what == "epoch":
         passes = rank.passes.setdefault(record["loader"], [])
         is_rest = record["loader"] == 0 and resumed == record["epoch"]
+        # The resumed process takes the rest of the pass that its state interrupted, and begins no pass.
         if is_rest and passes and passes[-1].epoch == resumed and not passes[-1].is_complete:
             return None
         passes.append(Pass(record["epoch"]))
+        # A second loader has no state, so its epoch does not use up the first one's.
         return None if record["loader"] == 0 else resumed
     if what in ("batch", "error", "end"):
         current = rank.passes[record["loader"]][-1]
@@ -160,6 +162,7 @@ def due_of(plan: Plan, number: int) -> Due:
     data = plan.datas[job.data]
     ids = frozenset(ids_of(job, data.samples))
     worker_kills = sum(f.kind == "kill" and f.target == "worker" for f in plan.faults)
+    # After one death another worker makes the sample. After two deaths at a sample, the sample fails.
     workers_die_twice = worker_kills + bool(data.deadly_once) > 1 or plan.is_short_of_memory
     return Due(
         ids,
@@ -229,6 +232,7 @@ def _check_pass(where: str, job: Job, due: Due, plan: Plan, passes: Sequence[Pas
         find("error despite skip", errors)
     elif not due.any_may_fail:
         find("error not due, sample", set(errors) - due.bad - due.may_fail)
+    # After a kill, a stream that is opened anew may make a failed sample again. Draws may repeat a sample.
     if not plan.kills and not job.draws:
         find("error repeated", [i for i, times in errors.items() if times > 1])
     # A sample that fails once and is skipped may still come, if the coordinator ends before the job has heard of the
@@ -282,6 +286,7 @@ def _check_whole(
         lost = frozenset()
     silent = (due.bad | due.may_fail) - given - errors if not job.skip else frozenset()
     left_out = len(due.ids) - len(given)
+    # The last step is left out unless it is full, and so is each sample that fails.
     most = step - 1 + len(due.bad | due.may_fail | errors) if job.drop_last else 0
     if lost and (not job.drop_last or left_out > most):
         found.append(Finding("sample lost", f"{where}: {len(lost)} of {len(due.ids)}: {_some(lost)}"))

@@ -76,6 +76,7 @@ class Values:
 
     def _is_first(self, i: int) -> bool:
         try:
+            # With `O_EXCL`, exactly one of several workers at the same sample is the first.
             os.close(os.open(f"{self.marks}/{i}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
@@ -137,6 +138,7 @@ def write_image(path: str, i: int, version: int = 0) -> None:
     """Writes a JPEG of one colour, with sides of 32 to 64 pixels."""
     from PIL import Image
 
+    # High quality and colours in full resolution keep each pixel within TOLERANCE.
     Image.new("RGB", (32 + i % 33, 32 + i * 7 % 33), colour(i, version)).save(path, quality=95, subsampling=0)
 
 

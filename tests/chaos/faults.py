@@ -159,6 +159,7 @@ def isolate(plan: Plan, runtime: Path) -> bool:
     try:
         _check(_LIBC.unshare(_CLONE_NEWNS), "unshare")
         _check(_LIBC.mount(None, b"/", None, _MS_PRIVATE_ALL, None), "mount")
+        # Even a roomy one is the history's own, so that anything left in it is a leak of this history.
         _mount(Path("/dev/shm"), SHM_BYTES if plan.small_shm else 1 << 30)
         if plan.small_disk:
             _mount(runtime, RUNTIME_BYTES)
@@ -199,6 +200,7 @@ class MemoryLimit:
         return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), 0)
 
     def remove(self) -> None:
+        # A group that still has members cannot be removed, which must not cost the history its result.
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
@@ -231,6 +233,7 @@ def change_files(fault: Fault, room: Room) -> None:
 
 def _change(path: Path, i: int, what: str) -> None:
     if what == "cut_in_place":
+        # Without a rename, a process that has the file open sees it shrink.
         if path.is_file():
             os.truncate(path, path.stat().st_size // 2)
         return
@@ -266,6 +269,7 @@ def _remove(path: Path) -> None:
 
 def fill(folder: Path) -> None:
     """Fills the file system of a folder."""
+    # The error of a write to the full disk ends the loop.
     with contextlib.suppress(OSError), open(folder / "filling", "ab", buffering=0) as file:
         while True:
             file.write(bytes(4096))
@@ -278,6 +282,7 @@ def serve(plan: Plan, command: str, log: Path, limits: MemoryLimit | None) -> su
     """Starts ``coprep serve``, whose settings are in the environment."""
     reader = -1
     if plan.log == "closed":
+        # This process closes both ends below. Then nobody reads, and each write of the coordinator fails.
         reader, target = os.pipe()
     else:
         target = os.open("/dev/full" if plan.log == "full" else log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -186,6 +186,7 @@ class History:
             self.limit = faults.MemoryLimit(f"{os.getpid()}-{plan.seed}", plan.memory)
         faults.copy_files(plan, self.room)
         os.environ |= self._environment()
+        # A job must not wait for the runner, so it drops its report if the pipe is full.
         self.points = os.pipe2(os.O_NONBLOCK)
         if plan.served:
             faults.serve(plan, self.settings.command, self.server_log, self.limit)
@@ -221,6 +222,7 @@ class History:
                 return
             self._start_due()
             self._fire_due()
+            # This is the loop's pause. It ends early when a job reports a batch.
             self._hear(TICK_S)
             self._reap()
             self._wake()
@@ -263,6 +265,7 @@ class History:
                 self.limit.join()
             if self.plan.descriptors:
                 faults.limit_descriptors(self.plan.descriptors)
+            # A job that no fault waits for reports nothing, so that the pipe does not fill.
             is_awaited = any(f.at.event == "batch" and f.at.job == part.job for f in self.plan.faults)
             jobs.main(self.plan, part, self.room, self.points[1] if is_awaited else None, barrier)
         finally:
@@ -322,6 +325,7 @@ class History:
         if fault.kind == "stop":
             self._signal(fault, alive[0].pid)
             return
+        # A kill meets all ranks, since a launcher ends the others when one has died.
         for one in alive:
             self._signal(fault, one.pid)
         # If an earlier kill has planned a start already, one start is enough.
@@ -353,6 +357,7 @@ class History:
     def _reap(self) -> None:
         while True:
             try:
+                # The process stays a zombie until its name has been read.
                 dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -390,14 +395,17 @@ class History:
         self.find(Finding("hang", f"after {self.settings.deadline:.0f} s still running: {names}"))
         below = faults.descendants(os.getpid())
         for one in waiting:
+            # SIGUSR1 asks for the stacks, which a stopped process could not print.
             faults.send(one.pid, signal.SIGCONT)
             faults.send(one.pid, signal.SIGUSR1)
         with open(self.out / "stacks.txt", "w") as file:
             for process in below:
                 print(process, faults.stacks(process.pid), sep="\n", file=file)
         status = [self.settings.command, "--socket", str(self.socket), "status", "--json"]
+        # The coordinator may hang as well, and then it has no status to tell.
         with open(self.out / "status.json", "w") as file, contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(status, stdout=file, stderr=file, timeout=5)
+        # The jobs print their stacks before they are killed, for which this is ample.
         time.sleep(0.2)
         self.to_start.clear()
         for one in waiting:
@@ -478,6 +486,7 @@ class History:
         is_gone = self._until(lambda: not faults.descendants(os.getpid()), 5)
         if not is_gone:
             self.find(*checks.check_left("process", (f"{p.command} ({p})" for p in faults.descendants(os.getpid()))))
+        # A coordinator that was killed could not remove its files.
         if coordinators and coordinators[-1] not in self.killed:
             self.find(*checks.check_left("file", {p.name for p in self.runtime.iterdir()} - self._may_stay()))
         if self.result.is_isolated:
@@ -532,6 +541,7 @@ class History:
         return is_settled and "mute" not in last
 
     def _probe(self, coordinator: int) -> None:
+        # A coordinator that is short of descriptors may refuse the probe's jobs.
         if not self.plan.probe or self.plan.descriptors:
             return
         before = faults.descriptors(coordinator)

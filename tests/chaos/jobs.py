@@ -261,6 +261,7 @@ class Training:
             if loader is not None:
                 loader.close()
         self._held.empty()
+        # A batch in a reference cycle would keep its mapping, which would look like a leak.
         gc.collect()
         maps = [line.split()[-2:] for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:" in line]
         self.log("closed", maps=[" ".join(one) for one in maps])
@@ -300,6 +301,7 @@ class Training:
             path = self.room.state(part.job, part.rank)
             state = loader.state_dict()
             name = f"attempt {part.attempt}, epoch {epoch}, batch {taken}"
+            # The rename below keeps the old state whole if the job is killed while it writes.
             path.with_suffix(".new").write_bytes(pickle.dumps((epoch, state, name)))
             is_fresh = len(state["delivered"]) <= EMPTY
             # Logged before the state takes effect, and with a name: a job may be killed between the two.
@@ -311,12 +313,14 @@ class Training:
     def _step(self, epoch: int, taken: int) -> None:
         """Reports the batch to the runner, pauses as long as a training step, and meets the other ranks."""
         if self._points is not None:
+            # If the runner is behind, the report is lost, and perhaps a fault with it. The job must not wait.
             with contextlib.suppress(BlockingIOError):
                 os.write(self._points, POINT.pack(self.part.job, self.part.rank, epoch, taken))
         if self.job.pause_s:
             time.sleep(self.job.pause_s)
         if self._barrier is not None:
             try:
+                # Longer than any loader waits, so that a rank whose batch does not come reports that first.
                 self._barrier.wait(2 * self.room.timeout)
             except Exception as error:
                 raise Fatal("the other ranks do not come to the barrier") from error
@@ -336,6 +340,7 @@ class Training:
                 break
             except Exception as error:
                 cause = error if isinstance(error, coprep.SampleError) else error.__cause__
+                # After a kill a sample may fail again. The bound ends an epoch that only ever gives errors.
                 if not isinstance(cause, coprep.SampleError) or errors > 3 * self.data.samples:
                     raise
                 errors += 1
@@ -344,6 +349,7 @@ class Training:
             ids = [int(i) for i in batch[-1]]
             self.log("batch", loader=number, ids=ids)
             self._look(batch, ids)
+            # Otherwise the generator would keep the batch's buffer until the job asks for the next batch.
             del batch
             yield ids
         self.log("end", loader=number)
@@ -379,6 +385,7 @@ def main(plan: Plan, part: Part, room: Room, points: int | None, barrier: Any) -
     errors = os.open(room.folder / f"job{part.job}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(errors, 1)
     os.dup2(errors, 2)
+    # The runner sends this signal to a job that still runs at the deadline.
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     sys.argv = [f"chaos-job{part.job}"]
     training = Training(plan, part, room, points, barrier)
@@ -393,4 +400,5 @@ def main(plan: Plan, part: Part, room: Room, points: int | None, barrier: Any) -
         place = traceback.format_exc()[-4000:]
         training.log("crash", type=type(error).__name__, text=str(error)[:2000], place=place)
     finally:
+        # This process is a fork of the runner, whose exit handlers must not run here.
         os._exit(code)

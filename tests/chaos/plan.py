@@ -295,6 +295,7 @@ def draw(seed: int, points: tuple[Point, ...] = ()) -> Plan:
         staging=d.rng.choice(["64K", "256K", "1M", "8M"]),
         cache=d.rng.choice(["0", "256K", "4M", "16M"]),
         cache_form=d.rng.choice([None, None, None, "off", "encoded", "decoded"]),
+        # Only named caches lie in /dev/shm, so a small one matters to them alone.
         cache_name=trouble == "shm" or d.chance(0.06),
         pool=d.rng.choice([1, 2, 2, 4]),
         served=d.chance(0.3),
@@ -599,10 +600,12 @@ def _disk(d: _Draw, plan: Plan) -> Plan:
 
 def _descriptors(d: _Draw, plan: Plan) -> Plan:
     kills = [_kill(d, plan)] if d.chance(0.2) else []
+    # A job takes about 10 descriptors of the coordinator, so a few jobs reach such a limit.
     return dataclasses.replace(plan, descriptors=d.rng.randint(24, 80), faults=tuple(kills))
 
 
 def _memory(d: _Draw, plan: Plan) -> Plan:
+    # The limits are far below ROOMY, so that the kernel kills some of the processes.
     limit = d.rng.choice([64, 96, 128, 192]) << 20
     return dataclasses.replace(plan, memory=limit, staging=d.rng.choice(["8M", "64M"]))
 
@@ -631,6 +634,7 @@ def _sleepers(d: _Draw, plan: Plan) -> Plan:
 
 def _points(d: _Draw, plan: Plan) -> Plan:
     chosen = d.rng.sample(d.points, min(len(d.points), d.rng.choice([1, 1, 2])))
+    # A process panics at most twice at a point, since the jobs must come to their ends.
     panics = ";".join(f"{point.name}={d.rng.choice(['1%2*', '5%2*', '20%2*', '1*'])}panic" for point in chosen)
     costs = any(point.costs_a_sample for point in chosen)
     return dataclasses.replace(plan, failpoints=panics, panics_cost_samples=costs)

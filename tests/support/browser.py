@@ -121,6 +121,7 @@ def browser(program: str) -> Iterator[Page]:
             with connect(address(process, Path(profile)), max_size=None, proxy=None, open_timeout=WAIT) as socket:
                 yield Page(socket)
                 socket.send(json.dumps({"id": 0, "method": "Browser.close"}))
+            # A browser that ignores the request to close is killed below.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
         finally:
@@ -132,6 +133,7 @@ def address(process: subprocess.Popen[bytes], profile: Path) -> str:
     """Waits until the browser listens, and returns its address."""
     end = time.monotonic() + WAIT
     while time.monotonic() < end:
+        # The browser has not written the file yet, or only a part of it.
         with contextlib.suppress(FileNotFoundError, ValueError):
             port, path = (profile / "DevToolsActivePort").read_text().split()
             return f"ws://127.0.0.1:{port}{path}"

@@ -1,4 +1,4 @@
-"""Coordinators for tests, and what can be seen of them from outside."""
+"""Coordinators for tests, and their threads, processes and segments as seen from outside."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ def coordinator_at(runtime: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
     # Segments that exist already are not this test's.
     before = shm()
     yield socket
+    # A preparation could start another coordinator after this one has been stopped.
     wait_for_preparations()
     if socket.exists():
+        # The coordinator may end by itself in this moment.
         with contextlib.suppress(coprep.CoprepError):
             coprep.stop()
+    # A killed coordinator leaves its socket, so that the file alone does not tell.
     until(lambda: not socket.exists() or not alive(socket), "the coordinator ends")
     shutil.rmtree(runtime, ignore_errors=True)
     assert shm() == before, "something is left in /dev/shm"
@@ -44,6 +47,7 @@ def threads() -> set[str]:
     """Returns the names of this process's threads."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
+        # The thread may have ended since it was listed.
         with contextlib.suppress(OSError):
             found.add((task / "comm").read_text().strip())
     return found
@@ -64,6 +68,7 @@ def processes_of(socket: Path) -> list[int]:
     """Returns the processes with this socket in their environment: jobs, the coordinator, fork servers and workers."""
     found = []
     for folder in Path("/proc").iterdir():
+        # The process may have ended since it was listed, or it is another user's.
         with contextlib.suppress(OSError):
             if folder.name.isdecimal() and os.fsencode(socket) in (folder / "environ").read_bytes():
                 found.append(int(folder.name))

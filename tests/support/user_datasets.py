@@ -23,6 +23,7 @@ def note(log: str | None, line: object) -> None:
     if log is None:
         return
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    # A single system call, so that the lines of several processes do not mix.
     os.write(file, f"{line}\n".encode())
     os.close(file)
 
@@ -234,6 +235,7 @@ class DyingInTheMiddle(Uneven):
 
             def half(packed: Any, view: memoryview) -> int:
                 Path(self.mark).touch()
+                # Half of the sample is rubbish, which must never reach a job.
                 view.cast("B")[: packed.size // 2] = b"\xee" * (packed.size // 2)
                 os.kill(os.getpid(), signal.SIGKILL)
                 return 0
@@ -321,6 +323,7 @@ def stop(i: int) -> None:
 
 
 def hang(i: int) -> None:
+    # Longer than the runner lets a test take, so that only the coordinator can end it.
     time.sleep(600)
 
 
@@ -486,5 +489,6 @@ class KilledAtLook(Numbers):
             os.kill(os.getpid(), signal.SIGKILL)
         if looks <= self.workers + self.times:
             os.kill(os.getppid(), signal.SIGKILL)
+            # The worker ends with its fork server. It must not make the sample before that.
             time.sleep(60)
         return super().__getitem__(i)

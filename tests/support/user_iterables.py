@@ -107,6 +107,7 @@ class Alone(Items):
     def _items(self, epoch: int) -> Iterator[Any]:
         worker = data.get_worker_info()
         with open(f"{self.log}-{worker.id if worker else 0}", "w") as lock:
+            # A second reader must fail. Without `LOCK_NB` it would only wait for the first.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield from super()._items(epoch)
 

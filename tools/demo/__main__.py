@@ -102,6 +102,7 @@ def run_round(work: Work, loader_seeds: Sequence[int | None]) -> Outcome:
             start_due(children, jobs, work, loader_seeds, env, time.monotonic() - began)
             for child, message in messages([job for job in jobs if job.name not in results], 0.1):
                 hear(lines[int(child.name[-1]) - 1], child, message, results)
+            # The messages come first: a job that has just said `done` may already have ended.
             check(jobs, results, time.monotonic() - began)
             progress.show()
         progress.show(now=True)

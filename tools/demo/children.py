@@ -97,6 +97,7 @@ class Child:
         self.process.wait(patience)
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
+            # Closing writes the buffered rest, which a child that has ended does not take.
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
 

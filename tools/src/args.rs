@@ -84,7 +84,7 @@ pub(crate) enum Command {
         /// Free only the caches of this dataset: its folder, or its name as `coprep status` shows it.
         dataset: Option<String>,
     },
-    /// Show where an epoch's time goes, and what would help.
+    /// Show where an epoch's time goes, and which changes would help.
     Analyze(AnalyzeArgs),
     /// Measure how fast a folder of images is prepared here, and compare with PyTorch's DataLoader if it is installed.
     Bench(BenchArgs),

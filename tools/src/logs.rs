@@ -47,6 +47,7 @@ fn start_writer() -> (NonBlocking, WorkerGuard) {
         .buffered_lines_limit(MOST_LINES)
         .finish(stderr());
     if let Ok(before) = before {
+        // It cannot fail for a mask that the kernel has returned itself.
         let _ = before.thread_set_mask();
     }
     started

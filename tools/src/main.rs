@@ -1,5 +1,5 @@
-//! The `coprep` command: it parses arguments and dispatches. What takes more than a few lines is a library below
-//! `tools/`, which the command gives options and whose reports it prints.
+//! The `coprep` command: it parses arguments and dispatches. Anything longer than a few lines is a library
+//! below `tools/`, which the command gives options and whose reports it prints.
 //!
 //! Exit codes: 0 done, 1 failed, 2 wrong usage.
 #![deny(unsafe_code)]

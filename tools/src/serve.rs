@@ -45,6 +45,7 @@ pub(crate) fn run(place: CoordinatorPaths, args: &ServeArgs) -> Outcome {
     drop(server);
     let reason = reason?;
     tracing::info!(?reason, "coordinator ends");
+    // After a signal the log stays, since it may tell why the coordinator was slow to end.
     if let Some(log) = log
         && reason != StopReason::Signal
     {
@@ -117,6 +118,7 @@ fn settings(args: &ServeArgs) -> Settings {
         cache_form: args.cache_form.into(),
         cache_name: args.cache_name.clone(),
         staging_bytes: args.staging,
+        // A coordinator that a job started must end by itself. One that a person started runs until it is stopped.
         idle: seconds(args.idle.unwrap_or(if args.auto { 60 } else { 0 })),
         idle_warm: seconds(args.idle_warm.unwrap_or(3600)),
     }

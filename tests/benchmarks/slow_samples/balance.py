@@ -294,6 +294,7 @@ def keep_to(processors: set[int], pid: int) -> None:
         if not others:
             return
         for thread in others:
+            # The thread may have ended since it was listed.
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(thread, processors)
     raise ChildFailed(f"{len(others)} threads of process {pid} cannot be kept to processors {sorted(processors)}")

@@ -88,6 +88,7 @@ def run(job: Job, coordinator: Coordinator | None = None) -> Outcome:
         )
         after, ended = CpuClock.read(roots), time.monotonic()
         status = listed_status(env, coordinator.slowest) if coordinator else {}
+        # PyTorch's files bear the ids of workers, which are listed before the job ends them.
         processes += trees(roots)
         end(child)
     ((middle, turned),) = first_epoch

@@ -220,6 +220,7 @@ def test_batches_of_an_iteration_that_are_lost_or_made_up_are_found() -> None:
     assert kinds(log_of(*GOOD[:2], GOOD[1])) == kinds(log_of(*GOOD[::-1])) == ["order broken"]
     assert kinds(log_of(*GOOD[:2], [8, 9, 10])) == ["batch not of the iteration"]
     assert kinds(log_of(*GOOD[:2], e2="SampleError")) == ["error not due, sample"]
+    # One kill costs no batch. Only two kills make an error of a batch due.
     twice = (Fault("kill", At("start"), "worker"),) * 2
     assert kinds(log_of(GOOD[0], GOOD[2], e1="SampleError"), faults=twice) == []
     assert kinds(log_of(GOOD[0], e1="SampleError"), faults=twice) == ["batch lost"]
@@ -300,6 +301,7 @@ def test_contents_tell_their_sample() -> None:
     images = np.stack([np.broadcast_to(np.array(data.colour(i))[:, None, None], (3, 4, 4)) for i in (3, 117)])
     assert data.wrong_images(images.astype(np.uint8), [3, 117], False) == []
     assert data.wrong_images(images.astype(np.uint8), [3, 118], False) == [118]
+    # A single value of one pixel is off, by more than the tolerance for JPEG.
     images[1, 2, 3, 3] += 20
     assert data.wrong_images(images.astype(np.uint8), [3, 117], False) == [117]
     values = np.array([[3, 3], [4, 4]])

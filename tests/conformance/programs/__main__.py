@@ -74,6 +74,7 @@ class Watch(threading.Thread):
         self._look()
 
     def _look(self) -> None:
+        # No coordinator runs before the first job has started one.
         with contextlib.suppress(coprep.CoprepError):
             status = coprep.status(self._socket)
             for stream in status["streams"]:
@@ -98,6 +99,7 @@ def coordinator(folder: Path) -> Iterator[tuple[dict[str, str], Watch]]:
     try:
         yield {"COPREP_SOCKET": str(socket)}, watch
     finally:
+        # The last look has to come first, since the totals end with the coordinator.
         watch.end()
         with contextlib.suppress(coprep.CoprepError):
             coprep.stop(socket)

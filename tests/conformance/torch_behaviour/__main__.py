@@ -31,6 +31,7 @@ def coordinator() -> Iterator[None]:
         try:
             yield
         finally:
+            # No coordinator was started if only PyTorch's loader was checked.
             with contextlib.suppress(coprep.CoprepError):
                 coprep.stop()
 

@@ -48,6 +48,7 @@ def started_with(folder: Path) -> list[int]:
         try:
             is_ours = process.name.isdecimal() and os.fsencode(folder) in (process / "environ").read_bytes()
         except OSError:
+            # It has ended since it was listed, or it is another user's.
             continue
         if is_ours and int(process.name) != os.getpid() and not gone(int(process.name)):
             found.append(int(process.name))
@@ -126,6 +127,7 @@ def test_ctrl_c_ends_everything(folder: Path, what: str, temporary: Path) -> Non
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT) == 1
+        # Jobs have 2 s to end by themselves before they are killed.
         assert time.monotonic() - began < 5
         assert "coprep: interrupted" in process.stderr.read()
     assert not started_with(temporary)

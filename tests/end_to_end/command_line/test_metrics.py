@@ -349,6 +349,7 @@ def talk(port: int, request: bytes) -> bytes:
     """Returns the answer up to the end of the connection, which must come."""
     with sockets.create_connection(("127.0.0.1", port), WAIT) as connection:
         answer = b""
+        # The server may refuse and close before it has read everything, which resets the connection.
         with contextlib.suppress(ConnectionError):
             connection.sendall(request)
         with contextlib.suppress(ConnectionError):
@@ -361,6 +362,7 @@ def test_a_client_that_does_not_go_on_is_left(serve: Serve) -> None:
     port = serve().port
     start = time.monotonic()
     assert talk(port, b"GET /metrics HTTP/1.1\r\n") == b""
+    # The server allows 5 s. The exact time is not the point here, only that there is some.
     assert time.monotonic() - start > 1, "it had no time at all"
 
 
@@ -443,6 +445,7 @@ class Prometheus:
             self.port = free.getsockname()[1]
         config = folder / "prometheus.yml"
         config.write_text(
+            # These intervals are far shorter than usual, so that changes are seen soon.
             "global: {scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 1s}\n"
             f"rule_files: ['{ALERTS}']\n"
             "scrape_configs:\n"

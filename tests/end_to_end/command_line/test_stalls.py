@@ -103,6 +103,7 @@ def test_one_processor_with_heavy_operators_is_a_prep_stall(folder: Path, place:
 def test_a_slow_model_waits_for_nothing(folder: Path) -> None:
     with contextlib.closing(images(folder)) as loader:
         take(loader, 1)
+        # The wait for the very first batch does not count, since no model could avoid it.
         before, began = loader.stats(slow=0)["wait_s"], time.monotonic()
         take(loader, 20, pause=0.1)
         assert loader.stats(slow=0)["wait_s"] - before <= (1 - RIGHT) * (time.monotonic() - began)
@@ -194,6 +195,7 @@ def test_the_pool_follows_storage_that_turns_slow_and_back(folder: Path, place: 
             until(lambda: pool()["fetched"] > 100, "it fetches")
             assert pool()["threads"] <= 2
             throttle(place, "--latency", "30ms")
+            # A read now takes much longer than preparing a sample, so several threads have to read at once.
             until(lambda: pool()["threads"] >= 8, "more threads fetch", 10)
             throttle(place)
             until(lambda: pool()["threads"] <= 2, "one is enough again", 10)
@@ -304,6 +306,7 @@ def test_a_dataset_that_waits_is_held_up_by_storage(tmp_path: Path) -> None:
 
 def test_work_of_other_programs_is_told(folder: Path) -> None:
     spin = [sys.executable, "-c", "while True: pass"]
+    # Two busy processors are far more than the 0.3 that a measurement tolerates.
     others = [subprocess.Popen(spin) for _ in range(2)]
     try:
         report = analyze(str(folder), "--seconds=0.2", "--image-size=64")

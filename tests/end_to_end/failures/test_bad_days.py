@@ -32,6 +32,7 @@ time.sleep(600)
 
 
 def test_two_jobs_that_start_the_coordinator_at_once_share_one(pipeline: coprep.Pipeline, start: Start) -> None:
+    # Nobody waits until a job is ready, so that several jobs find no coordinator and start one.
     jobs = [start(TRAIN, pipeline.root, 16, 2, 0.02) for _ in range(6)]
     go(*jobs)
     assert [seen(one) for one in jobs] == [whole(2)] * 6
@@ -87,6 +88,7 @@ def test_ranks_survive_a_killed_coordinator(pipeline: coprep.Pipeline, start: St
         batches = batch and batches
     """
     jobs = [start(code, pipeline.root, rank) for rank in range(2)]
+    # 200 samples in steps of 2 times 6 are 16 full steps and a shorter one.
     full = [17, 17]
     killed = 0
 
@@ -132,6 +134,7 @@ def test_ranks_survive_a_killed_coordinator(pipeline: coprep.Pipeline, start: St
     epoch(None)
     for kill_at in range(full[0]):
         epoch(kill_at)
+    # Some kills meet no coordinator, since the jobs still use up ready batches. A third is enough.
     assert killed > full[0] // 3
 
 
@@ -154,6 +157,7 @@ def test_ctrl_c_wakes_a_job_that_waits(pipeline: coprep.Pipeline, start: Start) 
     )
     waiting = start(code, pipeline.root)
     assert waiting.line() == "waiting"
+    # After a second without a request, the job surely sleeps in its wait.
     until(lambda: stream()["jobs"][0]["idle_s"] > 1, "it waits")
     waiting.process.send_signal(signal.SIGINT)
     code, error = waiting.ended()
@@ -209,6 +213,7 @@ def test_a_strangers_bytes_end_that_connection_only(pipeline: coprep.Pipeline, p
                 stranger.settimeout(WAIT)
                 stranger.connect(str(place))
                 stranger.sendall(nonsense)
+                # Otherwise the coordinator could rightly wait for the rest of a message.
                 stranger.shutdown(sockets.SHUT_WR)
                 # The coordinator may close the connection with unread bytes in it, which resets it.
                 with contextlib.suppress(ConnectionResetError):
@@ -226,6 +231,7 @@ def test_ctrl_c_in_warm_keeps_what_is_cached(folder: Path, place: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=True)
     last = json.loads(done.stdout.splitlines()[-1])
     assert last["cached"] == last["done"] == last["total"] == N
+    # Fewer bytes than all files have: the first warm-up's samples were still in the cache.
     assert last["fetched_bytes"] < sum(file.stat().st_size for file in folder.rglob("*.jpg"))
     assert server.poll() is None
 
@@ -249,8 +255,10 @@ def test_a_named_cache_is_taken_over_warm(folder: Path, place: Path) -> None:
         subprocess.run(
             ["coprep", "--socket", str(place), "warm", str(folder)], check=True, timeout=WAIT, capture_output=True
         )
+        # The cache must survive a coordinator that had no time to leave it in order.
         first.kill()
         first.wait()
+        # `serve` takes this file for the sign that the coordinator listens, and a killed one leaves it.
         place.unlink(missing_ok=True)
         serve(place, "--cache-name", name)
         with coprep.DataLoader(data, batch_size=16, shuffle=True, framework="numpy", with_index=True) as train:
@@ -275,6 +283,7 @@ def test_a_small_dev_shm_is_enough(pipeline: coprep.Pipeline, place: Path) -> No
         capture_output=True,
         text=True,
         timeout=WAIT * 2,
+        # Each of these budgets alone exceeds the 64 MiB of the new /dev/shm.
         env={**os.environ, "COPREP_STAGING": "256M", "COPREP_CACHE": "256M"},
     )
     assert done.returncode == 0, done.stderr
@@ -305,6 +314,7 @@ def test_a_forked_child_is_told_that_a_loader_does_not_follow(pipeline: coprep.P
             except RuntimeError:
                 os._exit(7)
             finally:
+                # The child must not go on as a second pytest, whatever it was given.
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert len(next(batches)[-1]) == 16

@@ -192,6 +192,7 @@ def test_a_rank_that_has_left_holds_up_no_later_epoch(start: Start, gate: Path) 
     ranks[0].take(3)
     ranks[1].take(STEPS)
     ranks[1].has_ended()
+    # The rest of the first epoch, three whole epochs, and six steps of the last one.
     ranks[0].take(STEPS - 3 + 3 * STEPS + 6)
     lose_connection(ranks[0], gate, kill_coordinator)
     ranks[0].collect()
@@ -223,6 +224,7 @@ def test_a_rank_that_is_killed_is_awaited(start: Start, gate: Path) -> None:
     # The batch that it has announced is the last one.
     ranks[0].hear()
     ranks[0].job.run_on()
+    # No test can wait for ever. Three seconds are far more than a batch takes.
     assert not ranks[0].is_given_more(3)
     assert ranks[0].job.process.poll() is None
 

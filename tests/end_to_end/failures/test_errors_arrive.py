@@ -109,6 +109,7 @@ def test_many_errors_wait_for_a_job_that_computes(place: object, start: Start) -
     bad = {i: "text" for i in range(240) if i not in good}
     assert len(bad) == 144
     data = f"Raising(240, {bad}, 2000)"
+    # After its first error the job computes for 8 s, in which the other errors pile up.
     computes = job(start, data, {1: 8.0}, batch_size=24)
     skips = job(start, data, batch_size=24, on_error="skip")
     for each in (computes, skips):

@@ -54,6 +54,7 @@ def test_a_log_that_cannot_be_written_costs_nobody_anything(log: str, place: Pat
             while os.write(writer, bytes(4096)):
                 pass
         except BlockingIOError:
+            # The coordinator gets a blocking pipe, as a shell would give it.
             os.set_blocking(writer, True)
     stderr = os.open("/dev/full", os.O_WRONLY) if log == "full disk" else writer
     if log == "closed pipe":

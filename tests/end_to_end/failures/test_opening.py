@@ -154,6 +154,7 @@ def test_a_long_wait_for_a_folder_is_told_once(slow: Slow, start: Start) -> None
     job = start(TRAIN, slow.folder, 16, 1, 0.0)
     go(job)
     until(lambda: slow.waiting() == 1, "the coordinator logs it")
+    # The wait goes on for a while, in which neither the warning nor the log line may be repeated.
     time.sleep(3)
     slow.open()
     out, err = job.process.communicate(timeout=WAIT)
@@ -343,6 +344,7 @@ def test_samples_that_are_no_files_are_one_clear_error_each(tmp_path: Path, plac
 def test_a_coordinator_that_ends_leaves_its_successor_reachable(
     pipeline: coprep.Pipeline, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Long enough that the first coordinator still runs when the second one starts.
     monkeypatch.setenv("COPREP_IDLE", "3")
     with coprep.DataLoader(pipeline, 16, framework="numpy") as loader:
         next(iter(loader))
@@ -364,6 +366,7 @@ def test_a_coordinator_that_ends_leaves_its_successor_reachable(
 
 
 def test_a_loader_that_only_one_rank_uses_says_whom_it_waits_for(pipeline: coprep.Pipeline) -> None:
+    # A loader warns after 10 s. A timeout of 25 s leaves time for a second warning, which must not come.
     loader = coprep.DataLoader(pipeline, 16, framework="numpy", rank=0, world_size=2, group="g", timeout=25)
     batches = iter(loader)
     with warnings.catch_warnings(record=True) as caught:
@@ -403,6 +406,7 @@ def test_a_rank_that_leaves_an_epoch_alone_says_whom_it_waits_for(pipeline: copr
 
 
 def test_a_cohort_that_is_not_complete_says_so(pipeline: coprep.Pipeline) -> None:
+    # A loader warns after 10 s, which has to be before its timeout.
     with coprep.DataLoader(pipeline, 16, framework="numpy", cohort="c", cohort_size=2, timeout=15) as loader:
         batches = iter(loader)
         told = pytest.warns(coprep.WaitingWarning, match="cohort 'c' waits: 1 of its 2 members are here")

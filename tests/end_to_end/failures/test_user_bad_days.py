@@ -418,6 +418,7 @@ def test_what_is_kept_is_not_for_jobs_in_another_environment(monkeypatch: pytest
 
 def test_a_job_that_is_killed_while_its_dataset_is_loaded_leaves_nothing(start: Start, place: Path) -> None:
     victim = start(TRAIN, f"SlowToLoad({N}, 300)", "{}", 1, 0, PYTHONPATH=HERE)
+    # The job, the coordinator, the zygote and the host, which has no workers yet.
     until(lambda: len(processes_of(place)) == 4, "the host loads")
     victim.kill()
     until(lambda: processes_of(place) == [coordinator_pid()], "it is gone, and what loads for it", 10)
@@ -450,6 +451,7 @@ def test_without_workers_it_need_not_be_pickled(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataset_may_hold_locks(place: Path, workers: int) -> None:
     data = ud.Locked(24)
+    # Without workers the samples are made in this process, which holds the lock, and would wait for ever.
     with data.lock, coprep.DataLoader(data, 4, **{**NUMPY, "num_workers": max(1, workers)}) as loader:
         # Each worker has a lock of its own, and it is free.
         assert sorted(ids(loader)) == list(range(24))

@@ -49,6 +49,7 @@ def test_nothing_waits_for_a_nap() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--timeout=90", "--timeout-method=thread", *tests],
         env={**os.environ, NAP: "3600"},
+        # Less than the 180 s that the runner allows a test, so that this test reports the hang itself.
         timeout=170,
         capture_output=True,
         text=True,

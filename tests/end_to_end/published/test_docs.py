@@ -111,7 +111,7 @@ def is_placeholder(word: str) -> bool:
 
 
 def wrong_with_coprep(words: list[str]) -> str | None:
-    """What is wrong with the words after ``coprep``."""
+    """Returns the mistake in the words after ``coprep``, or `None`."""
     command, *rest = words or ["..."]
     if is_placeholder(command) or command in ("--help", "--version"):
         return None
@@ -129,7 +129,7 @@ def makefile() -> str:
 
 
 def wrong_with_make(words: list[str]) -> str | None:
-    """What is wrong with the words after ``make``."""
+    """Returns the mistake in the words after ``make``, or `None`."""
     targets = set(re.findall(r"^([a-z-]+):", makefile(), re.MULTILINE))
     settings = set(re.findall(r"\$\((?:or |if )?\$?\(?([A-Z]+)\)?", makefile()))
     for word in words:
@@ -140,7 +140,7 @@ def wrong_with_make(words: list[str]) -> str | None:
 
 
 def wrong_with(words: list[str]) -> str | None:
-    """What is wrong with a command of the project; other commands are not looked at."""
+    """Returns the mistake in a command of the project, or `None`. Other commands are not looked at."""
     program = Path(words[0]).name
     if program.startswith("python") and words[1:3] == ["-m", "coprep"]:
         return None if words[3:4] == ["run"] else wrong_with_coprep(words[3:])

@@ -76,6 +76,7 @@ class Example:
         """Waits until the script has ended successfully."""
         try:
             for _ in range(int(WAIT * 2.5 / 0.05)):
+                # The waits are short, since a stream's totals are gone with the stream: they are read in between.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     out, err = self._process.communicate(timeout=0.05)
                     assert self._process.returncode == 0, err
@@ -98,6 +99,7 @@ class Example:
             self._process.wait(WAIT)
 
     def _look(self) -> None:
+        # The coordinator has not started yet, or has ended.
         with contextlib.suppress(coprep.CoprepError):
             status = coprep.status()
             self._streams |= {stream["id"]: stream["totals"] for stream in status["streams"]}

@@ -40,7 +40,7 @@ NEEDLESS = {"asyncio", "hashlib", "importlib.resources", "logging", "multiproces
 
 
 def imported_by(statement: str, after: str = "sys") -> set[str]:
-    """Returns the modules that a statement imports, in a new process, after another module and what that imports."""
+    """Returns the modules that a statement imports, in a new process that has imported another one before."""
     code = f"import {after}; before = set(sys.modules); {statement}; print(*sorted(set(sys.modules) - before))"
     # Without site, which imports what packages of the environment ask it to.
     command = [sys.executable, "-S", "-c", f"import sys; sys.path += {sys.path!r}; {code}"]

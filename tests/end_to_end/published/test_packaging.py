@@ -1,4 +1,4 @@
-"""What the build backend puts beside the native module: the licences of everything that is linked into the wheel."""
+"""Tests the licences that the build backend puts beside the native module: of everything in the wheel, and no more."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_equal_texts_stand_once_and_others_with_their_authors(tmp_path: Path) ->
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="there is no cargo")
 def test_everything_that_is_linked_is_listed_and_nothing_else() -> None:
     crates = {crate.name: crate for crate in notices.linked_crates()}
-    # Of the command, of the module, and of both; then what only builds or tests them, and what is not from elsewhere.
+    # Crates of the command, of the module, and of both. Then crates for builds and tests only, and one of this project.
     assert {"ratatui", "pyo3", "nix", "turbojpeg-sys"} <= crates.keys()
     assert {"proptest", "cmake", "serde_derive", "coprep-cache"}.isdisjoint(crates)
     text = "\n".join(notices.page(list(crates.values())))

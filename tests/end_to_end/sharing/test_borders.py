@@ -52,6 +52,7 @@ def test_a_validation_set_is_prepared_once_for_each_pass(tmp_path: Path) -> None
             assert ids(loader) == list(range(60))
             assert prepared() == 60 * passes
             # The pause stands for training between passes.
+            # It is longer than the four longest steps within which a border counts as crossed at once.
             time.sleep(5 * (time.monotonic() - began))
     assert len(ud.noted(log)) == 180 + LOOKED_AT
 
@@ -64,9 +65,11 @@ def test_epochs_that_follow_each_other_find_their_first_batch_ready(tmp_path: Pa
             epoch = iter(loader)
             for step in range(batches):
                 next(epoch)
+                # A border counts as crossed at once by comparison with the longest step, so one step is made long.
                 if step == 0:
                     time.sleep(SLOW_STEP)
             # While the job works on its last batch, only samples of an epoch that it has not begun are prepared.
+            # A job that has crossed a border at once may have a fiftieth of the dealt samples prepared ahead.
             ahead = 0 if epochs == 1 else epochs * batches // 50
             assert prepared(kept=ahead) == epochs * size + ahead * (size // batches)
             assert next(epoch, "over") == "over"

@@ -202,6 +202,7 @@ def test_normalised_images_are_float(folder: Path, place: Path) -> None:
 def test_batches_stay_valid_after_their_loader_has_left(
     pipeline: coprep.Pipeline, monkeypatch: pytest.MonkeyPatch, leave: str
 ) -> None:
+    # With as few buffers as possible, the buffers of the held batches are soon wanted again.
     monkeypatch.setenv("COPREP_STAGING", "64K")
     first = loader(pipeline, seed=None)
     # These jobs take other samples, and each holds its own batches, so that all buffers are used.

@@ -85,6 +85,7 @@ def paused(count: int, data: Any, **options: Any) -> Iterator[list[Reader]]:
 @pytest.mark.parametrize("count", [3, 4, 5, 6, 9, 10])
 def test_jobs_that_pause_do_not_starve_one_that_joins(pipeline: coprep.Pipeline, few_buffers: None, count: int) -> None:
     with paused(count, pipeline):
+        # This is the fewest that the coordinator makes for a stream.
         assert stream()["buffers"] == 12
         with coprep.DataLoader(pipeline, timeout=LIMIT, **OPTIONS) as train:
             assert [sorted(ids(train)) for _ in range(3)] == whole(3)
@@ -95,6 +96,7 @@ def test_jobs_that_never_read_again_stop_nobody(pipeline: coprep.Pipeline) -> No
     for sleeper in sleepers:
         sleeper.begin()
         sleeper.read(1)
+    # This is the most that the coordinator makes for a stream.
     assert stream()["buffers"] == 64
     with coprep.DataLoader(pipeline, timeout=LIMIT, **OPTIONS) as train:
         assert [sorted(ids(train)) for _ in range(3)] == whole(3)

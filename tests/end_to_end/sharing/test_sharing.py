@@ -21,6 +21,7 @@ def test_jobs_that_run_together_share_one_preparation(pipeline: coprep.Pipeline,
     with coprep.DataLoader(pipeline, batch_size=20, shuffle=True, framework="numpy") as watcher:
         len(watcher)
         jobs = [job(start, pipeline, 20, epochs, 0, "step") for _ in range(4)]
+        # A job that fell behind by more than its queue would need samples to be prepared again.
         in_step(*jobs, batches=epochs * N // 20)
         assert [seen(one) for one in jobs] == [whole(epochs)] * 4
         totals = stream()["totals"]
@@ -144,6 +145,7 @@ def test_a_cache_of_half_the_dataset_saves_exactly_that_half(
     assert first == size
     # The same samples are missing in every epoch, since no sample is evicted for another.
     assert later == [later[0]] * 3
+    # The files differ in size, so the cache holds half of the bytes only roughly.
     assert 0.4 * size < later[0] < 0.6 * size
 
 

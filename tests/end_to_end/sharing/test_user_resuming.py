@@ -77,6 +77,7 @@ def test_another_seed_gives_other_numbers() -> None:
 def test_a_job_resumes_twice_in_one_epoch() -> None:
     taken: list[int] = []
     state: dict[str, Any] | None = None
+    # 100 steps are more than an epoch has, so the last job takes the rest.
     for steps in (3, 2, 100):
         with coprep.DataLoader(ud.Noisy(N), 5, True, **NUMPY) as loader:
             if state is not None:

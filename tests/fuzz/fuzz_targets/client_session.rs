@@ -77,6 +77,7 @@ fn listener() -> &'static UnixListener {
     static LISTENER: OnceLock<UnixListener> = OnceLock::new();
     LISTENER.get_or_init(|| {
         let socket = place().socket;
+        // An earlier process with this id may have left its socket.
         let _ = std::fs::remove_file(&socket);
         UnixListener::bind(socket).expect("a socket")
     })
@@ -97,6 +98,7 @@ fn train() {
         notice: no_notice(),
     };
     let loader = Loader::new(options).expect("nothing is resumed");
+    // An error is a right answer to a coordinator that lies. Panics and faults are the failures.
     let _ = epochs(&loader);
     loader.close();
 }
@@ -143,8 +145,8 @@ fn read(batch: &coprep_client::Batch) {
             .into_iter()
             .filter(|_| bytes > 0)
         {
-            // SAFETY: the batch promises that this many bytes can be read as long as the array lives. That promise is
-            // what is tested: where it is broken, the fuzzer sees the fault.
+            // SAFETY: the batch promises that this many bytes can be read as long as the array lives. The fuzzer
+            // tests this promise, and sees the fault if it is broken.
             let _ = unsafe {
                 std::ptr::with_exposed_provenance::<u8>(array.address() + at).read_volatile()
             };
@@ -272,8 +274,10 @@ impl Coordinator {
         let Ok((socket, _)) = listener().accept() else {
             return;
         };
+        // The client answers within milliseconds, so these limits only end an input that hangs.
         let _ = socket.set_read_timeout(Some(Duration::from_secs(5)));
         let _ = socket.set_write_timeout(Some(Duration::from_secs(5)));
+        // The script may end the conversation at any point.
         let _ = self.talk(&socket, &mut Bytes(script));
         drop(socket);
         refuse_others();
@@ -333,6 +337,7 @@ fn refuse_others() {
             message: "go".into(),
             sample: None,
         });
+        // The client may have given up already.
         let _ = frame::send(&socket, &refused, &[]);
     }
 }

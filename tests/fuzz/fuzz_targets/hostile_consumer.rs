@@ -125,6 +125,7 @@ impl Hostile {
 
     /// Checks the coordinator's view of this consumer. Returns `false` if its session ends.
     fn poll(&mut self) -> bool {
+        // The consumer may have written anything, so any result is right. Only a panic is not.
         let _ = (self.sender.has_news(), self.sender.account());
         let taken = match self.sender.taken() {
             Ok(taken) => taken,

@@ -6,7 +6,7 @@
 //!
 //! | module | purpose |
 //! |---|---|
-//! | `options` | what is measured, and for which setting an epoch is predicted |
+//! | `options` | the subject of the measurements, and the setting for which an epoch is predicted |
 //! | `images` | analyses coprep's own pipelines |
 //! | `code` | analyses a dataset that is the script's own code |
 //! | `storage` | measures how fast storage reads |

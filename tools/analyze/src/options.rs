@@ -8,7 +8,7 @@ use coprep_measurement::images::ImageOperators;
 use coprep_measurement::usable_cpus;
 use coprep_protocol::message::CacheForm;
 
-/// An analysis: what is measured, and for which setting an epoch is predicted.
+/// The subject of an analysis, and the setting for which an epoch is predicted.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The `coprep` program, which runs the coordinators of the measurements.

@@ -28,8 +28,8 @@ pub(crate) struct ConsumerOrder {
     pub(crate) ids: Vec<u32>,
 }
 
-/// Runs one of the jobs of coprep, in a process of its own. The first line of `orders` says what it takes. It takes
-/// batches until `orders` ends, which ends the process.
+/// Runs one of the jobs of coprep, in a process of its own. The first line of `orders` describes the batches. The job
+/// takes them until `orders` ends, which ends the process.
 ///
 /// # Errors
 /// If the order cannot be understood, or if no more batches come.

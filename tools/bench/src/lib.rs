@@ -37,7 +37,7 @@ use crate::jobs::{Jobs, JointResult};
 use crate::report::{BenchRow, BenchedLoader};
 use crate::torch::{Python, TorchOrder};
 
-/// A comparison: what is prepared, and how it is measured.
+/// The work that a comparison prepares, and the way in which it is measured.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The `coprep` program, which runs the coordinators of the measurements.
@@ -117,7 +117,7 @@ pub fn bench(options: &Options, progress: &mut dyn Progress) -> Result<BenchRepo
     }
 }
 
-/// Describes what all loaders prepare, and the conditions of the measurements.
+/// Describes the work that all loaders prepare, and the conditions of the measurements.
 fn plan(options: &Options) -> Result<MeasurementPlan> {
     Ok(MeasurementPlan {
         program: options.program.clone(),

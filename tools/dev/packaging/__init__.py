@@ -1,1 +1,1 @@
-"""Build what is handed to users, wheels and the source distribution, and check each in environments of its own."""
+"""Build the packages for users, wheels and the source distribution, and check each in environments of its own."""

@@ -1,10 +1,10 @@
-"""Build what is handed to users into a folder, and check it in clean environments.
+"""Build the packages for users into a folder, and check them in clean environments.
 
 usage: python -m tools.dev.packaging OUT [--scratch FOLDER] [--python PATH]... [--no-sdist-build]
 
 Wheels are built for each architecture whose Rust target is installed. They are run with each CPython from 3.10 on
-that is found on PATH, in ~/.pyenv, or by --python. A free-threaded one, from 3.14 on, is given a wheel of its own. What
-could not be done for want of a tool is listed at the end.
+that is found on PATH, in ~/.pyenv, or by --python. A free-threaded one, from 3.14 on, is given a wheel of its own. At
+the end, the program lists the steps that it left out for want of a tool.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def say(text: str) -> None:
 
 
 def _wheels(out: Path, pythons: Sequence[Interpreter], photos: Path, scratch: Path) -> list[str]:
-    """Build and check all wheels. Returns what could not be done, and why."""
+    """Build and check all wheels. Returns the steps that were left out, each with the reason."""
     undone = []
     for architecture in builds.TARGETS:
         sentence = builds.missing_for(architecture)

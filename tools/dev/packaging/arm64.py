@@ -36,7 +36,7 @@ def missing() -> str | None:
 def check_run(wheel: Path, folder: Path, photos: Path) -> str:
     """Install a wheel beside an emulated interpreter, use it, and return the interpreter's name.
 
-    What is downloaded is kept in ``folder``, for the next time.
+    The downloaded files stay in ``folder``, for the next time.
     """
     python = folder / "root/usr/bin/python3"
     if not (folder / "complete").exists():

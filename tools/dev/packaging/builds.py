@@ -41,7 +41,7 @@ def build_wheels(out: Path, architecture: str, interpreters: list[Path | None], 
     """Build the wheels of an architecture into ``out``: for each free-threaded interpreter that is given, and, for
     ``None``, one for all other interpreters.
 
-    What is compiled stays in ``scratch``. cargo would compile everything anew in a folder that it shares with builds
+    The compiled files stay in ``scratch``. cargo would compile everything anew in a folder that it shares with builds
     by another linker, which zig's wrappers of cargo-zigbuild and of maturin are to each other too.
     """
     target = TARGETS[architecture]
@@ -49,7 +49,7 @@ def build_wheels(out: Path, architecture: str, interpreters: list[Path | None], 
     words = ["maturin", "build", "--release", "--quiet", "--zig", "--target", target]
     words += ["--compatibility", f"manylinux_{GLIBC.replace('.', '_')}"]
     return [
-        # Any interpreter will do for the stable interface, since none is asked what the wheel is called.
+        # Any interpreter will do for the stable interface, since none is asked for the wheel's name.
         _built([*words, "--interpreter", str(interpreter or sys.executable)], out, scratch / "module")
         for interpreter in interpreters
     ]
@@ -60,7 +60,7 @@ def build_from_sdist(sdist: Path, out: Path, scratch: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", scratch / "venv"], check=True)
     pip = [str(scratch / "venv/bin/python"), "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
     environment = {**os.environ, "CARGO_TARGET_DIR": str(scratch / "target")}
-    # Without the cache, from which pip would take what it built before from a file of this name.
+    # Without the cache, from which pip would take the wheel of an earlier file of this name.
     words = [*pip, "--no-deps", "--no-cache-dir", "--wheel-dir", str(out), str(sdist)]
     subprocess.run(words, check=True, cwd=scratch, env=environment)
     return next(out.glob("*.whl"))
@@ -76,7 +76,7 @@ def _built(words: list[str], out: Path, target: Path) -> Path:
 
 
 def _run(words: list[str], target: Path) -> None:
-    """Run a program of the packaging tools, with a target folder for cargo, and show what it says if it fails."""
+    """Run a program of the packaging tools, with a target folder for cargo, and show its output if it fails."""
     # First on the path, since zig is found by the name of the interpreter that has it.
     changes = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(BACKEND)}
     changes["CARGO_TARGET_DIR"] = str(target)

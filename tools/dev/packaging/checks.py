@@ -1,4 +1,4 @@
-"""Check wheels: what they need of the system, and whether they run in an environment of their own."""
+"""Check the needs of wheels for the system, and whether they run in an environment of their own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(json.dumps(about))
 
 
 class CheckFailed(Exception):
-    """A wheel is not what it should be."""
+    """Raised when a wheel breaks a promise of its name, or does not work."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _looked_at(path: Path) -> Interpreter | None:
-    """Return what an interpreter says of itself, or ``None``: it is no CPython, or does not start."""
+    """Return an interpreter's description of itself, or ``None`` if it is no CPython or does not start."""
     done = subprocess.run([path, "-c", _ABOUT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     if done.returncode:
         return None
@@ -98,7 +98,7 @@ def make_photos(folder: Path) -> Path:
 
 
 def check_run(wheel: Path, interpreter: Interpreter, photos: Path) -> None:
-    """Install a wheel, with nothing but what it asks for, and use it."""
+    """Install a wheel with its own requirements only, and use it."""
     with tempfile.TemporaryDirectory(prefix="coprep-dist-") as folder:
         place = Path(folder)
         # With the pip of this environment: distributions do not always have that of the other interpreter.

@@ -65,7 +65,7 @@ class _Loads(HTMLParser):
 
 
 def foreign_loads(site: Path) -> list[str]:
-    """Returns what the pages and style sheets of a built site load from other hosts."""
+    """Returns the addresses on other hosts from which the pages and style sheets of a built site load something."""
     found = []
     for page in sorted(site.rglob("*.html")):
         parser = _Loads()

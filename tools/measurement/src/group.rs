@@ -41,6 +41,7 @@ impl ProcessGroup {
 
     /// Asks all processes of the group to end.
     pub fn terminate(&self) {
+        // An error means that no process is left to ask.
         let _ = killpg(self.id(), Signal::SIGTERM);
     }
 

@@ -111,10 +111,12 @@ const SETTING_VARIABLES: [&str; 11] = [
 
 impl Drop for PrivateCoordinator {
     fn drop(&mut self) {
+        // The coordinator may have ended already, or may not answer. The loop below finds out.
         let _ = control::stop(&self.place);
         let end = Instant::now() + TIMEOUT;
         while matches!(self.child.try_wait(), Ok(None)) {
             if Instant::now() > end {
+                // It does not end when asked, and must not outlive the measurement.
                 let _ = self.child.kill();
                 let _ = self.child.wait();
                 return;

@@ -66,6 +66,7 @@ impl Drop for Metrics {
         // The thread ends when this channel is closed.
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
+            // If the thread has panicked, its message is printed already, and the coordinator ends as usual.
             let _ = thread.join();
         }
     }
@@ -89,6 +90,7 @@ fn runtime(
     };
     Ok(move || {
         runtime.spawn(http::listen(listener, monitor));
+        // The sender is only ever dropped, so this error is the signal to end.
         let _ = runtime.block_on(ended);
     })
 }

@@ -98,6 +98,7 @@ fn listen(stdout: ChildStdout) -> Receiver<std::io::Result<String>> {
     let (sender, events) = channel();
     std::thread::spawn(move || {
         for line in BufReader::new(stdout).lines() {
+            // The main thread has given up on the script, and nobody reads further events.
             if sender.send(line).is_err() {
                 return;
             }

@@ -111,6 +111,7 @@ fn on_screen<T>(run: impl FnOnce(&mut DefaultTerminal) -> Result<T>) -> Result<T
     let mut terminal = match ratatui::try_init() {
         Ok(terminal) => terminal,
         Err(e) => {
+            // Raw mode may be on already when a later step of the initialization fails.
             let _ = ratatui::try_restore();
             return Err(format!("the terminal cannot be used: {e}").into());
         }

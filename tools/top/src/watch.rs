@@ -82,6 +82,7 @@ fn keys(sender: &Sender<ScreenEvent>) {
             Ok(Event::Resize(..)) => ScreenEvent::Resized,
             Ok(_) => continue,
             Err(e) => {
+                // If the screen has ended, nobody needs the error.
                 let _ = sender.send(ScreenEvent::NoKeys(e));
                 return;
             }

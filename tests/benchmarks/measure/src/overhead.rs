@@ -178,6 +178,7 @@ impl Work {
             let mut thread = self.thread();
             let line = &line;
             move || {
+                // The first step fills the thread's buffers and caches, and is not measured.
                 step(&mut thread, number);
                 line.wait();
                 let before = thread_cpu();
