@@ -337,6 +337,27 @@ def test_pixels_do_not_depend_on_the_form(tail: Path) -> None:
             assert all((x == y).all() for x, y in zip(a, b, strict=True))
 
 
+def test_a_pipeline_is_given_no_sample_that_another_one_prepared(tail: Path) -> None:
+    decoded = coprep.ImageFolder(tail).decode(scaled=False).resize(40).center_crop(32)
+    pipelines = [
+        decoded.normalize([0.5, 0.5, 0.5], [0.5, 0.5, 0.5]),
+        decoded.normalize([0.1, 0.2, 0.3], [0.2, 0.3, 0.4]),
+        decoded.random_horizontal_flip(1.0),
+        decoded,
+    ]
+
+    def given(pipeline: coprep.Pipeline, cache: str) -> list[Any]:
+        with coprep.DataLoader(pipeline, batch_size=BATCH, framework="numpy", seed=8, cache=cache) as one:
+            return [images.copy() for _ in range(2) for images, _ in one]
+
+    expected = [given(pipeline, "off") for pipeline in pipelines]
+    for pipeline, right in zip(pipelines, expected, strict=True):
+        found = given(pipeline, "auto")
+        assert all((x == y).all() for x, y in zip(right, found, strict=True)), pipeline
+    # They share one cache, and the first one has left whole samples there.
+    assert "prepared" in {f["form"] for f in cache()["by_form"]}
+
+
 @pytest.mark.parametrize(("room", "like"), [("1M", "off"), ("512M", "decoded")])
 def test_where_decoding_may_be_scaled_pixels_depend_on_the_room_alone(tail: Path, room: str, like: str) -> None:
     pipeline = coprep.ImageFolder(tail).decode().random_resized_crop(32)
