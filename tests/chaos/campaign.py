@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -130,12 +131,14 @@ class Campaign:
             (history.out / "result.json").write_text(result.dumps())
             code = 0
         finally:
-            if code:
-                import traceback
-
-                (self.settings.out / str(plan.seed) / "runner.txt").write_text(traceback.format_exc())
-            # Without this, the child would go on as a second campaign.
-            os._exit(code)
+            try:
+                if code:
+                    folder = self.settings.out / str(plan.seed)
+                    folder.mkdir(parents=True, exist_ok=True)
+                    (folder / "runner.txt").write_text(traceback.format_exc())
+            finally:
+                # Without this, the child would go on as a second campaign.
+                os._exit(code)
 
     def _wait(self) -> None:
         """Waits until one history has ended, and kills histories that are long past their deadline."""
@@ -167,7 +170,8 @@ class Campaign:
             result = Result.loads((folder / "result.json").read_text())
         if status != 0:
             trace = folder / "runner.txt"
-            text = trace.read_text()[-1500:] if trace.exists() else "it was killed after its deadline"
+            # Only a process that was killed leaves no trace: by this campaign after its deadline, or by somebody else.
+            text = trace.read_text()[-1500:] if trace.exists() else f"its process ended with {status}"
             result.findings.append(Finding("runner failed", text))
         self.summary.add(plan, result)
         if not result.findings:
