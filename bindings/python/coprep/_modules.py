@@ -139,6 +139,7 @@ class _Memory(Generic[T]):
         stamp = _stamp(path)
         kept = self._kept.get(key)
         if kept is not None and kept[0] == stamp:
+            self._kept.move_to_end(key)
             return kept[1]
         value = make()
         if stamp is None or max(stamp[:2]) > now - RECENT_NS:

@@ -165,6 +165,8 @@ def _fill_by_an_epoch(loader: DataLoader, report: Report) -> dict[str, Any]:
     The batches are not looked at.
     """
     twin = copy.copy(loader)
+    # The script may have asked the loader for its seed or its counts. Then it has a connection, with its own options.
+    twin._loader = None
     # The samples are the same, and their order does not matter.
     twin._options = loader._options._replace(
         name="coprep warm", skip_errors=True, drop_last=False, cohort=None, proposes_order=False

@@ -73,13 +73,14 @@ impl ReuseState {
 
 impl PrivateStore for BoundedReuse {
     fn admit(&self, id: u32, meta: Meta, bytes: Vec<u8>) {
-        let mut state = self.state();
-        state.end_reservation(id);
+        // Making the bytes shared copies them, so that comes before the lock.
         let entry = ReuseEntry {
             bytes: bytes.into(),
             meta,
             uses_left: self.uses,
         };
+        let mut state = self.state();
+        state.end_reservation(id);
         state.usage.add(meta.form, entry.bytes.len() as u64);
         if let Some(old) = state.entries.insert(id, entry) {
             state.usage.remove(old.meta.form, old.bytes.len() as u64);

@@ -153,10 +153,10 @@ impl Mount<'_> {
             .find_map(|line| self.path(line))
             .unwrap_or("/");
         // In a container, the root of the mount is the container's group, but the path is the host's.
-        let below = path
-            .strip_prefix(self.root)
-            .unwrap_or(path)
-            .trim_start_matches('/');
+        let path = Path::new(path);
+        let below = path.strip_prefix(self.root).unwrap_or(path);
+        // Joining an absolute path would leave the mount.
+        let below = below.strip_prefix("/").unwrap_or(below);
         let top = Path::new(self.point);
         let own = top.join(below);
         let above = own.ancestors().take_while(|folder| folder.starts_with(top));
@@ -313,6 +313,17 @@ mod tests {
         assert_eq!(
             folders,
             ["/sys/fs/cgroup/memory/job", "/sys/fs/cgroup/memory"]
+        );
+    }
+
+    #[test]
+    fn a_group_whose_name_only_begins_like_the_root_is_not_below_it() {
+        let line =
+            "35 31 0:32 /docker/abc /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory";
+        let groups = mount(line).unwrap().groups("4:memory:/docker/abcdef");
+        assert_eq!(
+            groups[0].folder,
+            Path::new("/sys/fs/cgroup/memory/docker/abcdef")
         );
     }
 

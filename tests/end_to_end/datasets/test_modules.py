@@ -189,5 +189,9 @@ def test_what_is_remembered_is_bounded(package: Path, monkeypatch: pytest.Monkey
     for key in range(10):
         assert memory.get(key, file, lambda key=key: key) == key  # type: ignore[misc]
     assert len(memory._kept) == 4
+    assert memory.get(6, file, lambda: -1) == 6
+    # Key 7 is now the one that was used least recently.
+    memory.get(10, file, lambda: 10)
+    assert memory.get(6, file, lambda: -1) == 6
     assert memory.get(9, file, lambda: -1) == 9
     assert memory.get(0, file, lambda: 0) == 0

@@ -282,6 +282,27 @@ def test_a_script_says_what_is_to_be_warmed(script: Path, data: Path, place: Pat
         assert after["hits"] - before["hits"] >= N and after["misses"] == before["misses"]
 
 
+def test_a_script_may_ask_a_loader_something_before_it_iterates(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader is attached then, as a member of a cohort that waits for another member. The warm-up does not wait."""
+    monkeypatch.setenv("PYTHONPATH", HERE)
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+        import coprep
+        from user_datasets import Numbers, Scaled
+        if __name__ == "__main__":
+            pair = dict(cohort="pair", cohort_size=2, num_workers=1, framework="numpy")
+            loader = coprep.DataLoader(Numbers(24), 8, shuffle=True, transform=Scaled(), **pair)
+            print(loader.seed)
+            next(iter(loader))
+        """)
+    )
+    events, _ = from_script(script)
+    assert events[-1]["done"]["cached"] == N
+
+
 def test_a_script_may_end_without_iterating(data: Path, place: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
