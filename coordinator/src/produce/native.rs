@@ -255,7 +255,8 @@ impl Recipe {
         }
         cache.count_miss();
         match cache.form {
-            CacheForm::Auto if cache.may_admit(key.id) => {
+            // A sample that another recipe prepared keeps its place, so this one cannot be admitted.
+            CacheForm::Auto if self.is_to_admit(key.id) => {
                 self.prepare_in_best_form(cache, key, fetched, scratch, slot)
             }
             CacheForm::Auto => self.prepare_from_storage(key, fetched, scratch, slot),
