@@ -267,7 +267,7 @@ mod tests {
     use super::*;
     use coprep_protocol::frame;
     use coprep_protocol::spec::{FileList, Source};
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     /// Answers `clients` clients one after the other. The first ones are hung up on when they have asked, as by a
     /// coordinator that is killed.
@@ -305,7 +305,10 @@ mod tests {
         };
         std::thread::scope(|scope| {
             scope.spawn(|| serve(&listener, clients, killed));
-            describe(&place, &ConnectOptions::find("test"), pipeline)
+            let described = describe(&place, &ConnectOptions::find("test"), pipeline);
+            // If clients are missing, this ends the wait for them, and the test fails.
+            drop(UnixStream::connect(&place.socket));
+            described
         })
     }
 

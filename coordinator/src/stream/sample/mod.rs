@@ -10,8 +10,8 @@
 //! * [`unprepared`]: the job prepares it itself, or it still lies in its slot.
 //! * [`recovery`]: a thread panicked while it had the sample.
 //!
-//! [`slot`] binds samples to slots, [`fields`] copies samples between slots and the cache, and [`large`] finds room for samples that are larger than
-//! their slots.
+//! [`slot`] binds samples to slots, [`fields`] copies samples between slots and the cache, and [`large`] finds room for
+//! samples that are larger than their slots.
 
 mod cached;
 mod fields;
