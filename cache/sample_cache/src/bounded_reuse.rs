@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use coprep_shared_memory::lock::lock;
 
 use crate::contract::{Hit, HitBytes, PrivateStore, Reservation, SampleCache, Usage};
-use crate::meta::{Form, Meta};
+use crate::meta::Meta;
 
 /// A cache of samples for a bounded number of uses. See the module.
 pub struct BoundedReuse {
@@ -93,10 +93,10 @@ impl PrivateStore for BoundedReuse {
 }
 
 impl SampleCache for BoundedReuse {
-    fn form(&self, id: u32) -> Option<Form> {
+    fn meta(&self, id: u32) -> Option<Meta> {
         let state = self.state();
         let entry = state.entries.get(&id).filter(|e| e.uses_left > 0)?;
-        Some(entry.meta.form)
+        Some(entry.meta)
     }
 
     fn get(&self, id: u32) -> Option<Hit<'_>> {
@@ -135,6 +135,7 @@ impl SampleCache for BoundedReuse {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::meta::Form;
 
     const META: Meta = Meta::of(Form::Prepared);
 

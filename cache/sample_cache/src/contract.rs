@@ -60,11 +60,11 @@ impl Usage {
 pub trait SampleCache: Send + Sync {
     /// Returns `true` if the cache holds the sample.
     fn has(&self, id: u32) -> bool {
-        self.form(id).is_some()
+        self.meta(id).is_some()
     }
 
-    /// Returns the form of the sample, or `None` if the cache does not hold it. It does not count as a use.
-    fn form(&self, id: u32) -> Option<Form>;
+    /// Returns the description of the sample, or `None` if the cache does not hold it. It does not count as a use.
+    fn meta(&self, id: u32) -> Option<Meta>;
 
     /// Returns the sample, or `None` if the cache does not hold it.
     fn get(&self, id: u32) -> Option<Hit<'_>>;

@@ -11,7 +11,7 @@ use coprep_shared_memory::lock::lock;
 use lru::LruCache;
 
 use crate::contract::{Hit, HitBytes, PrivateStore, Reservation, SampleCache, Usage};
-use crate::meta::{Form, Meta};
+use crate::meta::Meta;
 
 /// A cache with least-recently-used eviction. See the module.
 pub struct Lru {
@@ -84,8 +84,8 @@ impl LruState {
 }
 
 impl SampleCache for Lru {
-    fn form(&self, id: u32) -> Option<Form> {
-        Some(self.state().entries.peek(&id)?.meta.form)
+    fn meta(&self, id: u32) -> Option<Meta> {
+        Some(self.state().entries.peek(&id)?.meta)
     }
 
     fn get(&self, id: u32) -> Option<Hit<'_>> {

@@ -16,7 +16,7 @@ use crate::contract::{ArenaStore, Hit, HitBytes, Reservation, SampleCache, Usage
 use crate::error::Result;
 use crate::index::{IndexEntry, payload_checksum};
 use crate::layout::SegmentLayout;
-use crate::meta::{Form, Meta};
+use crate::meta::Meta;
 use crate::named;
 use crate::table::{CachedAt, PresenceTable};
 
@@ -206,9 +206,9 @@ impl ArenaStore for NoEviction {
 }
 
 impl SampleCache for NoEviction {
-    fn form(&self, id: u32) -> Option<Form> {
+    fn meta(&self, id: u32) -> Option<Meta> {
         let entry = self.entry(id, self.table.get(id)?)?;
-        Some(entry.meta().form)
+        Some(entry.meta())
     }
 
     fn get(&self, id: u32) -> Option<Hit<'_>> {

@@ -153,10 +153,9 @@ impl Recipe {
 
     /// Returns the form in which a sample is cached, or `None` if it is not cached, or another recipe prepared it.
     pub(crate) fn cached_as(&self, id: u32) -> Option<Form> {
-        let store = &self.cache.as_ref()?.store;
-        let form = store.form(id)?;
-        let is_usable = form != Form::Prepared || store.get(id)?.meta() == self.prepared_meta();
-        is_usable.then_some(form)
+        let meta = self.cache.as_ref()?.store.meta(id)?;
+        let is_usable = meta.form != Form::Prepared || meta == self.prepared_meta();
+        is_usable.then_some(meta.form)
     }
 
     /// Returns the description of a sample to which all operators of this recipe were applied.

@@ -44,8 +44,8 @@ impl UserCodeStore {
 
     /// Returns the seconds that a sample will take a worker, as it is cached now, or `None` if it was never prepared.
     pub(crate) fn expected(&self, id: u32) -> Option<f32> {
-        let form = self.cache().and_then(|cache| cache.store.form(id));
-        self.costs.expected(id, form)
+        let meta = self.cache().and_then(|cache| cache.store.meta(id));
+        self.costs.expected(id, meta.map(|meta| meta.form))
     }
 
     /// Returns `true` if the sample is cached as a worker wrote it.
