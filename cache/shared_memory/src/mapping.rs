@@ -168,9 +168,10 @@ pub(crate) fn reopen_read_only(what: &str, file: BorrowedFd<'_>) -> Result<Owned
 pub(crate) const HUGE: usize = 2 << 20;
 /// `MADV_COLLAPSE`, Linux 6.1.
 const COLLAPSE: libc::c_int = 25;
-/// Limit for the time to collapse one huge page, which usually takes less than a millisecond. Fragmented memory takes
-/// much longer; after one such page the rest stays in small pages.
-const COLLAPSE_TIMEOUT: Duration = Duration::from_millis(30);
+/// Limit for the time to put a part into huge pages. A page takes 0.2 to 0.4 ms on a quiet machine, so a staging area of
+/// 256 MiB is done in time. It takes 5 ms and more where memory is fragmented, or where all processors are busy: the kernel
+/// waits for each of them. There, small pages for the rest are better than a wait for the first batch or a large sample.
+const COLLAPSE_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// A part of the address space over a file.
 ///
@@ -323,12 +324,12 @@ impl Mapping {
         let _ = byte.compare_exchange(seen, seen, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Puts an empty part into huge pages, as far as it covers whole ones. It has no effect if the kernel cannot do so
-    /// or has no huge pages left.
+    /// Puts an empty part into huge pages, as far as it covers whole ones and as far as [`COLLAPSE_TIMEOUT`] goes. It has
+    /// no effect if the kernel cannot do so or has no huge pages left.
     fn collapse(&self, part: Range<usize>) {
         let whole = part.start.next_multiple_of(HUGE)..part.end / HUGE * HUGE;
+        let began = Instant::now();
         for offset in whole.step_by(HUGE) {
-            let began = Instant::now();
             // The kernel only collapses a range in which it finds at least one page.
             let first = self.advise(offset, page_size(), libc::MADV_POPULATE_WRITE);
             let done = first.and_then(|()| self.advise(offset, HUGE, COLLAPSE));
