@@ -471,6 +471,9 @@ class History:
         return [p for p in faults.descendants(os.getpid()) if p.is_zombie and p.parent != os.getpid()]
 
     def _check_machine(self) -> None:
+        # A job that was killed may have left a process that is just about to run the coordinator's program. Until then it
+        # has another name, and would not be told to end. If it never gets so far, it is a process that is left.
+        self._until(lambda: not self._orphans(), 5)
         coordinators = self._coordinators()
         if coordinators and self._find_idle():
             self._probe(coordinators[-1])
@@ -504,6 +507,15 @@ class History:
             # removes the file.
             may_stay.add("s.starting")
         return may_stay
+
+    def _orphans(self) -> list[faults.Process]:
+        """Returns the processes whose parent has ended, besides coordinators."""
+        jobs = {one.pid for one in self.processes}
+        return [
+            p
+            for p in faults.descendants(os.getpid())
+            if p.parent == os.getpid() and p.pid not in jobs and p.command != "coprep" and not p.is_zombie
+        ]
 
     def _coordinators(self) -> list[int]:
         return faults.targets(faults.descendants(os.getpid()), "coordinator")
