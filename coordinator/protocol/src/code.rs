@@ -318,6 +318,8 @@ pub enum ForkServerEvent {
     },
     /// A request could not be carried out.
     Failed {
+        /// Number of the worker that the request was about, if it was about one.
+        worker: Option<u32>,
         /// What failed, why, and the remedy.
         message: String,
     },
