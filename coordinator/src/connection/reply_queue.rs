@@ -29,10 +29,10 @@ use std::time::Duration;
 use coprep_protocol::frame::FrameError;
 use coprep_protocol::message::{Reply, SampleError};
 use coprep_protocol::outgoing::Outgoing;
+use coprep_protocol::polling::poll;
 use coprep_shared_memory::lock::{lock, unpoisoned};
 use fail::fail_point;
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::{Error, Result};
@@ -207,7 +207,7 @@ impl ReplyQueue {
         // `poll` reports an end of the connection without being asked for it.
         let mut socket = [PollFd::new(self.socket.as_fd(), PollFlags::empty())];
         let ends = PollFlags::POLLHUP | PollFlags::POLLERR;
-        let seen = poll(&mut socket, PollTimeout::ZERO).map(|_| socket[0].revents());
+        let seen = poll(&mut socket, Some(Duration::ZERO)).map(|_| socket[0].revents());
         matches!(seen, Ok(Some(seen)) if seen.intersects(ends))
     }
 
@@ -432,9 +432,7 @@ impl Writer {
             .iter()
             .map(|reply_queue| PollFd::new(reply_queue.socket.as_fd(), PollFlags::POLLOUT));
         let mut fds: Vec<PollFd> = std::iter::once(event).chain(full).collect();
-        if let Err(e) = poll(&mut fds, PollTimeout::NONE)
-            && e != Errno::EINTR
-        {
+        if poll(&mut fds, None).is_err() {
             // Without a pause, a `poll` that keeps failing would take a whole processor.
             std::thread::sleep(PAUSE);
         }
