@@ -268,10 +268,11 @@ class Parent:
         except BrokenPipeError:
             return False
         except Exception as error:
-            self._report_failure(what, error)
+            self._report_failure(what, request.get("worker"), error)
         return True
 
-    def _report_failure(self, what: str, error: Exception) -> None:
+    def _report_failure(self, what: str, worker: int | None, error: Exception) -> None:
+        """Reports that a request failed. ``worker`` is the number of the worker that it was about, if any."""
         raise NotImplementedError
 
     def _send_event(self, event: str, descriptors: tuple[int, ...] = (), **values: Any) -> None:
@@ -365,8 +366,8 @@ class _ForkServer(Parent):
     def _kill(self, worker: int) -> None:
         self._end_child(worker)
 
-    def _report_failure(self, what: str, error: Exception) -> None:
-        self._send_event("failed", message=_failed(what, error))
+    def _report_failure(self, what: str, worker: int | None, error: Exception) -> None:
+        self._send_event("failed", worker=worker, message=_failed(what, error))
 
     def _ended(self, number: int, status: int) -> None:
         self._send_event("exited", worker=number, how=_how_it_ended(status))

@@ -103,7 +103,7 @@ impl Drop for HangUp<'_> {
 fn greet(socket: &UnixStream, replies: &ReplyWriter) -> std::result::Result<Client, FrameError> {
     // A peer that says nothing must not keep a thread and a place among the connections.
     socket.set_read_timeout(Some(std::time::Duration::from_secs(10)))?;
-    let (request, _) = frame::receive::<Request>(socket)?;
+    let (request, _) = frame::receive_despite_signals::<Request>(socket)?;
     // From here on a client may be silent for hours. `Peer::wait` sees its end.
     socket.set_read_timeout(None)?;
     let Request::Hello { name, pid } = request else {

@@ -11,7 +11,7 @@ use coprep_shared_memory::staging::Layout;
 
 use crate::produce::failure::Failure;
 use crate::produce::processes::IdleForkServer;
-use crate::produce::processes::fork_server::{ForkServer, Forked};
+use crate::produce::processes::fork_server::{ForkServer, Forked, PROMPT};
 use crate::produce::processes::zygote::Zygote;
 use crate::{Error, Result};
 
@@ -194,6 +194,7 @@ fn inspect_once(
     let mut channel = Channel::new(socket);
     let gone = |e: std::io::Error| {
         let how = fork_server.exited(number, Duration::from_secs(2));
+        let how = how.ok().flatten();
         // Workers end with their fork server. Its end may become known before or after that of its workers.
         if let Some(killed) = fork_server.ended_while("to make the first samples") {
             return killed;
@@ -211,6 +212,8 @@ fn inspect_once(
     let limit = timeout.saturating_mul(enough.into());
     let message = channel.receive(limit).map_err(gone)?.ok_or_else(|| {
         fork_server.kill(number);
+        // Whether it ends changes nothing here. The wait keeps two of them from working at the same time.
+        let _ = fork_server.exited(number, PROMPT);
         Error::Code(format!(
             "the first samples took longer than {} s: give a longer timeout, or run with num_workers=0 to see why",
             limit.as_secs_f64()
