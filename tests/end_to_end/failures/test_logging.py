@@ -63,7 +63,7 @@ def serve(request: pytest.FixtureRequest, place: Path) -> Iterator[subprocess.Po
     if log == "closed pipe":
         os.close(reader)
     serve = subprocess.Popen(
-        ["coprep", "serve", "--idle", "3"], stdout=output, stderr=output, env={**os.environ, "COPREP_LOG": "debug"}
+        ["coprep", "serve", "--idle", "8"], stdout=output, stderr=output, env={**os.environ, "COPREP_LOG": "debug"}
     )
     try:
         until(lambda: alive(place), "it listens")
