@@ -36,6 +36,7 @@ import numpy.typing as npt
 from coprep import _exchange
 from coprep._coprep import SampleTask, WorkerLink, keep_freed_memory
 from coprep._iterables import Batches, EpochEnds, Reader
+from coprep._output import tolerate_failures
 from coprep._packing import Packed, pack, unpack
 from coprep._seeding import INT64, SeedWatch, seed_all, seed_by
 from coprep._structure import Structure
@@ -96,6 +97,7 @@ class Layout(NamedTuple):
 
 def enter() -> socket.socket:
     """Makes this process end with its parent. Returns the socket for its orders, which it got as standard input."""
+    tolerate_failures()
     end_with_parent(os.getppid())
     # Ctrl-C in the terminal of a coordinator reaches its children too, but the coordinator decides when they end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
