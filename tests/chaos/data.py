@@ -28,7 +28,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Misbehaviour:
-    """The samples of a dataset that are slow, raise, or kill their worker."""
+    """Samples of a dataset that are slow, raise, or kill their worker."""
 
     slow: Sequence[int] = ()
     slow_s: float = 0.0
@@ -39,7 +39,7 @@ class Misbehaviour:
     deadly_once: Sequence[int] = ()
     """Ids of samples that kill their worker the first time."""
     marks: str = ""
-    """Folder that holds a file for each of the latter that has killed."""
+    """Folder with a file for each of these samples that has killed a worker."""
 
     def show(self, i: int) -> None:
         """Does what a sample does to its worker before it is made."""
