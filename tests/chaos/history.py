@@ -425,12 +425,21 @@ class History:
     # Checks.
 
     def _ranks(self, job: int) -> list[checks.Rank]:
-        attempts = 1 + max((one.part.attempt for one in self.processes if one.part.job == job), default=0)
         ranks = []
         for rank in range(self.plan.jobs[job].ranks):
-            logs = (self.room.log(job, rank, attempt) for attempt in range(attempts))
-            ranks.append(checks.read_rank([checks.parse(log.read_text().splitlines()) for log in logs if log.exists()]))
+            # In the order in which they were started, which is that of their attempts.
+            processes = (one for one in self.processes if (one.part.job, one.part.rank) == (job, rank))
+            logs = [log for log in map(self._log, processes) if log is not None]
+            malformed = [line for log in logs for line in log.malformed]
+            ranks.append(checks.read_rank([log.records for log in logs], malformed))
         return ranks
+
+    def _log(self, process: Running) -> checks.Log | None:
+        """Reads the log of a process, or returns ``None`` if the process ended before it had one."""
+        path = self.room.log(process.part.job, process.part.rank, process.part.attempt)
+        if not path.exists():
+            return None
+        return checks.parse(path.read_text(errors="replace"), is_killed=(process.status or 0) < 0)
 
     def _check_jobs(self) -> None:
         is_given_up = any(one.kind == "hang" for one in self.result.findings)
