@@ -412,18 +412,18 @@ impl HugeAligned {
     }
 }
 
-/// Unmaps a part of the mapping at `start`. Nobody uses it any more.
+/// Unmaps a part of the mapping at `start`, up to the end of its last page. Nobody uses it any more.
 fn unmap(start: NonNull<c_void>, at: usize, len: usize) {
-    let len = len / page_size() * page_size();
+    let len = len.next_multiple_of(page_size());
     if len > 0 {
-        // SAFETY: inside the caller's mapping, and nobody uses it. It fails only for a range that is not whole pages.
+        // SAFETY: inside the caller's mapping, which is whole pages, and nobody uses it.
         let _ = unsafe { munmap(start.byte_add(at), len) };
     }
 }
 
 impl Drop for HugeAligned {
     fn drop(&mut self) {
-        unmap(self.start, 0, self.bytes.next_multiple_of(page_size()));
+        unmap(self.start, 0, self.bytes);
     }
 }
 
@@ -493,6 +493,25 @@ mod tests {
     fn byte(mapping: &Mapping, page: usize) -> &AtomicU8 {
         // SAFETY: inside the mapping, for as long as it is borrowed; all accesses are atomic.
         unsafe { AtomicU8::from_ptr(mapping.at(page * page_size()).as_ptr()) }
+    }
+
+    #[test]
+    fn a_mapping_that_fails_leaves_no_page_behind() -> Result<()> {
+        const ROUNDS: usize = 10_000;
+        let pages = || {
+            let sizes = std::fs::read_to_string("/proc/self/statm").unwrap();
+            sizes.split(' ').next().unwrap().parse::<usize>().unwrap()
+        };
+        let bytes = HUGE + 1;
+        let file = memory_file("a test", "coprep-test", bytes as u64)?;
+        let file = reopen_read_only("a test", file.as_fd())?;
+        let before = pages();
+        for _ in 0..ROUNDS {
+            assert!(Mapping::writable("a test", &file, bytes).is_err());
+        }
+        let left = pages().saturating_sub(before);
+        assert!(left < ROUNDS / 2, "{left} pages");
+        Ok(())
     }
 
     #[test]
