@@ -82,7 +82,7 @@ class Fault:
     """
     at: At
     target: str = ""
-    """Kind of process: ``job``, ``worker``, ``host``, ``zygote`` or ``coordinator``. For ``files``, one of
+    """Kind of process: ``job``, ``worker``, ``fork_server``, ``zygote`` or ``coordinator``. For ``files``, one of
     ``FILE_FAULTS``.
     """
     which: int = 0
@@ -507,7 +507,7 @@ def _none(d: _Draw, plan: Plan) -> Plan:
 def _targets(d: _Draw, plan: Plan) -> str:
     has_code = any(not plan.datas[job.data].is_native for job in plan.jobs)
     code = 3 if has_code else 0
-    return d.pick(coordinator=5, job=3, worker=code, host=code, zygote=code)
+    return d.pick(coordinator=5, job=3, worker=code, fork_server=code, zygote=code)
 
 
 def _moment(d: _Draw, plan: Plan, target: str) -> At:

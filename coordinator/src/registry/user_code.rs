@@ -165,7 +165,12 @@ impl Registry {
             });
             match opened {
                 Err(Error::ForkServerKilled { how, doing, .. }) if attempts < ATTEMPTS => {
-                    tracing::warn!(how, doing, attempts, "a host of user code is started anew");
+                    tracing::warn!(
+                        how,
+                        doing,
+                        attempts,
+                        "a fork server of user code is started again"
+                    );
                     // The process that took the memory may be gone after the pause.
                     std::thread::sleep(PAUSE * attempts);
                 }
@@ -523,7 +528,10 @@ mod tests {
             assert!(ends.check(1).is_ok());
             ends.note(1, "no descriptor is left", false);
         }
-        assert!(ends.check(2).is_ok(), "the hosts of other code did not end");
+        assert!(
+            ends.check(2).is_ok(),
+            "the fork servers of other code did not end"
+        );
         let refused = ends.check(1).map_err(|e| e.to_string());
         assert!(
             refused

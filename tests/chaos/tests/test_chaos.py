@@ -326,7 +326,14 @@ def test_plans_meet_everything_often() -> None:
     seen = Counter(feature for seed in range(2000) for feature in features(draw(seed, POINTS)))
     rare = {name: count for name, count in seen.items() if count < 10}
     assert not rare
-    for fault in ("kill coordinator", "kill host", "kill worker", "kill job", "stop coordinator", "few descriptors"):
+    for fault in (
+        "kill coordinator",
+        "kill fork_server",
+        "kill worker",
+        "kill job",
+        "stop coordinator",
+        "few descriptors",
+    ):
         assert seen[f"fault: {fault}"] >= 50, fault
 
 
@@ -347,7 +354,7 @@ def test_descendants_are_found_by_kind() -> None:
         faults.Process(6, 4, "Z", "python"),
         faults.Process(7, 1, "S", "python"),
     ]
-    kinds = ("coordinator", "zygote", "host", "worker")
+    kinds = ("coordinator", "zygote", "fork_server", "worker")
     assert [faults.targets(below, kind) for kind in kinds] == [[2], [3], [4], [5]]
 
 

@@ -111,7 +111,7 @@ impl ForkServer {
             hearer.run(&zygote, number, receiving);
         };
         std::thread::Builder::new()
-            .name("code-host".into())
+            .name("fork-server".into())
             .spawn(hear)
             .map_err(|e| Error::io("cannot start a thread", e))?;
         let find = |s: &mut ForkServerState| match s.samples {
@@ -323,7 +323,7 @@ impl ForkServer {
         if !self.closing.load(Ordering::Acquire) {
             tracing::warn!(
                 how = ended.how,
-                "the host of a stream's user code has ended"
+                "the fork server of a stream's user code has ended"
             );
         }
         self.state().ended = Some(ended);
@@ -335,7 +335,7 @@ impl ForkServer {
         loop {
             match channel.receive(nap(POLL_INTERVAL)) {
                 Ok(Some(message)) => {
-                    fail_point!("host-listener");
+                    fail_point!("fork-server-listener");
                     if let Err(why) = self.heard(&message, &mut channel) {
                         return Some(why);
                     }
