@@ -426,7 +426,7 @@ def test_a_fork_server_ends_without_a_word(tmp_path: Path, place: Path) -> None:
         "class Loud:\n"
         "    def __del__(self): os.write(2, b'leaked\\n')\n"
         "sys.loud = Loud()\n"
-        "atexit.register(lambda: os.write(2, b'exited\\n'))\n"
+        "atexit.register(lambda: os.write(2, b'ran at exit\\n'))\n"
         "class Data:\n"
         "    def __init__(self, elsewhere): self.made_by, self.elsewhere = os.getpid(), elsewhere\n"
         "    def __len__(self): return 24 if os.getpid() == self.made_by else self.elsewhere\n"
@@ -448,7 +448,7 @@ def test_a_fork_server_ends_without_a_word(tmp_path: Path, place: Path) -> None:
     def has_exited() -> bool:
         nonlocal said
         said += text.read()
-        return "exited" in said
+        return "ran at exit" in said
 
     # The log is kept open, since the coordinator removes it. The process that imported modules runs their exit
     # functions. It lives for a minute longer, like an idle coordinator.
