@@ -156,7 +156,7 @@ fn a_job_that_rests_at_the_first_ids_does_not_lead_in_ascending_order() {
         dealt(&draw(&mut scheduler, &[OTHER])),
         [((2, 0), 50)].into()
     );
-    // Now it does. The other one rests at the first ids too, and takes part.
+    // Now it does. The other one pauses at the first ids too, and takes part.
     scheduler.epoch_started(ONE, 0, 1);
     let drawn = draw(&mut scheduler, &[ONE, OTHER]);
     assert_eq!(samples(&drawn), SAMPLES);

@@ -276,7 +276,7 @@ impl Registry {
             0 => self.workers.cpus(),
             asked => asked.min(MOST_CODE_WORKERS),
         };
-        let timeout = Duration::from_millis(code.map_or(0, |c| c.patience_ms));
+        let timeout = Duration::from_millis(code.map_or(0, |c| c.sample_timeout_ms));
         let process_pool = ProcessPool::start(
             loaded,
             workers,
@@ -435,7 +435,7 @@ impl UserCodes {
     }
 
     /// Returns the time until the next fork server has been idle for long.
-    pub(super) fn next_tidy(&self) -> Option<Duration> {
+    pub(super) fn next_maintenance(&self) -> Option<Duration> {
         let left = |(_, idle): &(u128, IdleForkServer)| IDLE_TIME.saturating_sub(idle.time());
         self.idle().iter().map(left).min()
     }

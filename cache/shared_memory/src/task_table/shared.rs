@@ -62,9 +62,9 @@ impl TaskTable {
 
     /// Claims the slot that is offered, for the worker. Returns false if the coordinator took it back.
     #[must_use]
-    pub fn take(&self, entry: u32) -> bool {
+    pub fn commit(&self, entry: u32) -> bool {
         let row = self.region.row().get(entry as usize);
-        row.is_some_and(|row| row.take())
+        row.is_some_and(|row| row.commit())
     }
 
     /// Reports that the sample is written, for the worker.
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_s_word_counts_for_nothing_but_itself() {
+    fn an_untrusted_word_counts_for_nothing_but_itself() {
         let (ours, theirs) = both();
         let handle = TaskHandle::new(&ours, 0);
         theirs.region.row()[0].set_word(77);

@@ -312,11 +312,11 @@ impl ForkServer {
 
     fn run(&self, zygote: &Arc<Zygote>, number: u32, socket: UnixStream) {
         let heard = catch_unwind(AssertUnwindSafe(|| self.hear(Channel::new(socket))));
-        // Also after a message without sense and after a panic: the process ends when its socket closes.
+        // Also after an invalid message and after a panic: the process ends when its socket closes.
         self.channel.hang_up();
         let how = zygote.reap(number);
         let ended = match heard {
-            Ok(Some(why)) => Ended::by_itself(format!("said what makes no sense: {why}")),
+            Ok(Some(why)) => Ended::by_itself(format!("sent an invalid message: {why}")),
             Ok(None) => how,
             Err(_) => Ended::by_defect(),
         };

@@ -287,9 +287,9 @@ impl ProcessPool {
     }
 
     /// Records that a worker has something to do, or nothing more.
-    fn turns(&self, is_busy: bool) {
+    fn set_busy(&self, is_busy: bool) {
         if let Some(mut clock) = self.clock() {
-            clock.turns(Instant::now(), is_busy);
+            clock.set_busy(Instant::now(), is_busy);
         }
     }
 

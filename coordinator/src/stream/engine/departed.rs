@@ -32,7 +32,7 @@ impl Leaver {
     /// Checks the form of a departure.
     ///
     /// # Errors
-    /// When the departure makes no sense.
+    /// When the departure is inconsistent.
     pub(crate) fn check(departure: &Departure) -> Result<Self> {
         let rank = departure.rank;
         if rank >= MOST_RANKS {
@@ -165,7 +165,7 @@ impl AttachedJob {
         true
     }
 
-    fn outboxes_but(&self, rank: u32) -> impl Iterator<Item = &Arc<ReplyQueue>> {
+    fn reply_queues_but(&self, rank: u32) -> impl Iterator<Item = &Arc<ReplyQueue>> {
         let others = (0..).zip(&self.ranks).filter(move |(r, _)| *r != rank);
         others.filter_map(|(_, consumer)| consumer.as_ref().map(|c| &c.reply_queue))
     }
@@ -215,8 +215,8 @@ impl Engine {
         for leaver in departed {
             if job.depart(leaver) {
                 let told = Reply::Departed(leaver.departure.clone());
-                for reply_queue in job.outboxes_but(rank_id.rank) {
-                    reply_queue.tell_reply(&told);
+                for reply_queue in job.reply_queues_but(rank_id.rank) {
+                    reply_queue.queue_reply(&told);
                 }
             }
         }
@@ -225,7 +225,7 @@ impl Engine {
             for departure in job.roll.left.values().filter(is_new) {
                 consumer
                     .reply_queue
-                    .tell_reply(&Reply::Departed(departure.clone()));
+                    .queue_reply(&Reply::Departed(departure.clone()));
             }
         }
     }
@@ -234,7 +234,7 @@ impl Engine {
     /// the ranks to tell.
     ///
     /// # Errors
-    /// When the departure makes no sense.
+    /// When the departure is inconsistent.
     pub(crate) fn depart(&mut self, departure: &Departure) -> Result<Vec<Arc<ReplyQueue>>> {
         let jobs = self.jobs.iter();
         let its_own = jobs.filter(|(_, job)| job.roll.has_lost(departure.token));
@@ -255,7 +255,7 @@ impl Engine {
                 rank = departure.rank,
                 "a rank leaves its job in order"
             );
-            told.extend(job.outboxes_but(departure.rank).cloned());
+            told.extend(job.reply_queues_but(departure.rank).cloned());
             if let Err(e) = self.start_if_complete(id, departure.rank) {
                 tracing::warn!(stream = self.stream, job = id, error = %e, "a job cannot go on without a rank that has left");
             }
@@ -273,7 +273,7 @@ impl Engine {
         let Some(job) = self.jobs.get_mut(&rank_id.job) else {
             return;
         };
-        let has_others = job.outboxes_but(rank_id.rank).next().is_some();
+        let has_others = job.reply_queues_but(rank_id.rank).next().is_some();
         let has_left = job.roll.has_left(rank_id.rank as usize);
         // A forming job waits for the rank as it waited before.
         if !has_others || has_left || job.forming.is_some() || job.is_over {
@@ -289,7 +289,7 @@ impl Engine {
         job.is_over = true;
         // Their sessions last until they have noticed and have copied the batches that they hold. This stream
         // continues, and reuses the buffers of a session once that has ended.
-        job.outboxes_but(rank_id.rank)
+        job.reply_queues_but(rank_id.rank)
             .for_each(|reply_queue| reply_queue.part());
         self.scheduler.detach(JobId(rank_id.job));
     }
@@ -300,7 +300,7 @@ impl Stream {
     pub(crate) fn has_other_ranks(&self, rank_id: RankId) -> bool {
         let engine = self.engine();
         let job = engine.jobs.get(&rank_id.job);
-        job.is_some_and(|job| job.outboxes_but(rank_id.rank).next().is_some())
+        job.is_some_and(|job| job.reply_queues_but(rank_id.rank).next().is_some())
     }
 
     /// Handles a rank that has lost its connection; see [`Engine::lose_rank`].
@@ -311,7 +311,7 @@ impl Stream {
     /// Handles the orderly departure of a rank, if its job is one of this stream's.
     ///
     /// # Errors
-    /// When the departure makes no sense.
+    /// When the departure is inconsistent.
     pub(crate) fn depart(self: &Arc<Self>, departure: &Departure) -> Result<()> {
         let mut engine = self.engine();
         let told = engine.depart(departure)?;
@@ -322,7 +322,7 @@ impl Stream {
         // Sent at once, because the coordinator may die as soon as the rank has left.
         let reply = Reply::Departed(departure.clone());
         told.iter()
-            .for_each(|reply_queue| reply_queue.tell_now(&reply));
+            .for_each(|reply_queue| reply_queue.push_reply(&reply));
         Ok(())
     }
 }
