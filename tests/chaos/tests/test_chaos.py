@@ -371,7 +371,7 @@ def test_a_history_has_no_finding(seed: int, tmp_path: Path) -> None:
 
 def test_a_history_that_breaks_a_promise_is_reported(tmp_path: Path) -> None:
     """No job can keep this deadline."""
-    plan = plan_of(dataclasses.replace(JOB, epochs=1, rest=(0, 1, 60.0)))
+    plan = plan_of(dataclasses.replace(JOB, epochs=1, idle=(0, 1, 60.0)))
     (tmp_path / "plan.json").write_text(plan.dumps())
     done = campaign("--plan", tmp_path / "plan.json", "--histories", 1, "--deadline", 3, "--out", tmp_path)
     assert done.returncode == 1 and "hang: after 3 s still running: job 0 rank 0" in done.stdout
