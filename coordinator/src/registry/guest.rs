@@ -41,7 +41,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    fn tell(&self, step: &str, began: Instant) {
+    fn notify(&self, step: &str, began: Instant) {
         let waited = self.came.elapsed();
         let mut told = self.told.borrow_mut();
         if waited >= TELL_AFTER && told.step != step {
@@ -75,7 +75,7 @@ impl FlightParty for Guest<'_> {
                 waited.as_secs()
             )));
         }
-        self.tell(step, began);
+        self.notify(step, began);
         Ok(())
     }
 }

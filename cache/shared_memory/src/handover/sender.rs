@@ -154,7 +154,7 @@ impl Sender {
 
 fn misbehaved(violation: MalformedItem) -> Error {
     Error::misbehaved(
-        "a consumer wrote nonsense into its reply region",
+        "a consumer wrote an invalid value into its reply region",
         violation.to_string(),
     )
 }
