@@ -196,7 +196,7 @@ impl Varied<'_> {
             .storage_bytes_per_s
             .unwrap_or(self.facts.storage);
         let factors = [0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0];
-        // Of the script's own code, only the workers' waits are known, and no bytes.
+        // For the script's own code only the workers' waits are known, and no bytes.
         let is_in_bytes = self.facts.workers.is_none();
         let unit = if is_in_bytes { now / MIB } else { 1.0 };
         let x = |factor: f64| X {
