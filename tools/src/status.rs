@@ -132,10 +132,13 @@ fn describe(status: &Status) -> String {
 /// Describes the current work of threads and worker processes.
 fn pool(status: &Status) -> String {
     let p = &status.pool;
-    let text = format!(
+    let mut text = format!(
         "{} CPUs, {} threads ({} fetching, {} preparing)",
         p.cpus, p.threads, p.fetching, p.preparing
     );
+    if p.slow_reads > 0 {
+        text += &format!(", {} reads of slow storage", p.slow_reads);
+    }
     let processes: usize = status.streams.iter().map(|s| s.worker_pids.len()).sum();
     let busy: u32 = status.streams.iter().map(|s| s.busy_workers).sum();
     if processes == 0 {
