@@ -146,8 +146,8 @@ fn a_job_that_waits_for_dead_storage_is_told_the_file() {
             Err(e) => break e.to_string(),
         }
     };
+    assert!(error.contains("its storage is slow"), "{error}");
     assert!(error.contains("/dead/class/"), "{error}");
-    assert!(error.contains("is being read since"), "{error}");
     storage.reads_of_dead("off");
 }
 

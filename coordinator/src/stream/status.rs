@@ -40,7 +40,7 @@ impl Stream {
         let time = since.elapsed();
         (time >= LONG_READ).then(|| {
             format!(
-                "{} (sample {sample}) is being read since {:.1} s: its storage is slow, or does not answer",
+                "reading {} (sample {sample}) has taken {:.1} s so far, because its storage is slow or does not answer",
                 self.config.producer.path(sample),
                 time.as_secs_f64()
             )

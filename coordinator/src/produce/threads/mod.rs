@@ -105,7 +105,7 @@ struct PoolState {
 
 /// Returns the function that tells whether a thread is reading.
 fn is_reading(marks: &[ReadMark]) -> impl Fn(usize) -> bool {
-    |thread| marks.get(thread).is_some_and(ReadMark::is_reading)
+    move |thread| marks.get(thread).is_some_and(ReadMark::is_reading)
 }
 
 /// Largest number of threads beyond one per processor, which wait for storage.

@@ -20,7 +20,7 @@ impl ReadMark {
     /// Makes this the mark of the calling thread.
     pub(super) fn adopt(self) {
         // A thread has one pool, so it adopts a mark once.
-        let _ = MARK.try_with(|mark| mark.set(self));
+        let _ = MARK.with(|mark| mark.set(self));
     }
 
     pub(super) fn is_reading(&self) -> bool {
@@ -50,8 +50,12 @@ impl Drop for Unmark {
 }
 
 fn set(is_reading: bool) {
-    // A thread without a pool has no mark.
-    MARK.with(|mark| mark.get().map(|mark| mark.set(is_reading)));
+    MARK.with(|mark| {
+        // A thread without a pool has no mark.
+        if let Some(mark) = mark.get() {
+            mark.set(is_reading);
+        }
+    });
 }
 
 #[cfg(test)]
