@@ -132,13 +132,14 @@ fn describe(status: &Status) -> String {
 /// Describes the current work of threads and worker processes.
 fn pool(status: &Status) -> String {
     let p = &status.pool;
-    let mut text = format!(
-        "{} CPUs, {} threads ({} fetching, {} preparing)",
+    let slow = match p.slow_reads {
+        0 => String::new(),
+        reads => format!(", {reads} reads of slow storage"),
+    };
+    let text = format!(
+        "{} CPUs, {} threads ({} fetching, {} preparing){slow}",
         p.cpus, p.threads, p.fetching, p.preparing
     );
-    if p.slow_reads > 0 {
-        text += &format!(", {} reads of slow storage", p.slow_reads);
-    }
     let processes: usize = status.streams.iter().map(|s| s.worker_pids.len()).sum();
     let busy: u32 = status.streams.iter().map(|s| s.busy_workers).sum();
     if processes == 0 {
