@@ -25,6 +25,9 @@
 //! | `warm-worker` | worker | before a sample of a warm-up is prepared | that sample: it counts as failed |
 //! | `main-accept` | main | a connection was accepted | that connection |
 //! | `main-turn` | main | at the start of a pass | the coordinator, in good order |
+//!
+//! Each file of a native pipeline's dataset has a point of its own besides, `read PATH`, before it is read. With the
+//! action `pause` the storage below it is dead until the action is `off`.
 
 #[cfg(test)]
 mod tests {

@@ -133,8 +133,12 @@ fn describe(status: &Status) -> String {
 /// Describes the current work of threads and worker processes.
 fn pool(status: &Status) -> String {
     let p = &status.pool;
+    let slow = match p.slow_reads {
+        0 => String::new(),
+        reads => format!(", {reads} reads of slow storage"),
+    };
     let text = format!(
-        "{} CPUs, {} threads ({} fetching, {} preparing)",
+        "{} CPUs, {} threads ({} fetching, {} preparing){slow}",
         p.cpus, p.threads, p.fetching, p.preparing
     );
     let processes: usize = status.streams.iter().map(|s| s.worker_pids.len()).sum();

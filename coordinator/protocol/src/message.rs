@@ -551,6 +551,8 @@ pub struct PoolStatus {
     pub fetching: u32,
     /// Threads that decode or run operators at present.
     pub preparing: u32,
+    /// Reads of datasets whose storage is slow or dead. Threads of their own wait for them, beyond `threads`.
+    pub slow_reads: u32,
     /// Samples that wait to be fetched.
     pub to_fetch: u32,
     /// Samples that are fetched or cached and wait for a CPU.

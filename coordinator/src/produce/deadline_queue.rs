@@ -61,6 +61,20 @@ impl<T> DeadlineHeap<T> {
         self.waiting.pop().map(|Reverse(entry)| entry.item)
     }
 
+    /// Takes the items that `is_taken` selects out of the heap. Returns them in order.
+    pub(crate) fn extract(&mut self, is_taken: impl Fn(&T) -> bool) -> Vec<(Deadline, T)> {
+        let all = std::mem::take(&mut self.waiting).into_vec();
+        let (mut taken, rest): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .partition(|Reverse(entry)| is_taken(&entry.item));
+        self.waiting = rest.into();
+        taken.sort_unstable_by_key(|Reverse(entry)| entry.key);
+        let items = taken.into_iter();
+        items
+            .map(|Reverse(entry)| (entry.key.0, entry.item))
+            .collect()
+    }
+
     /// Returns the time of the first item.
     pub(crate) fn first(&self) -> Option<Deadline> {
         self.waiting.peek().map(|Reverse(entry)| entry.key.0)
@@ -179,6 +193,21 @@ mod tests {
         let order: String = std::iter::from_fn(|| queue.try_pop()).collect();
         assert_eq!(order, "abcdz");
         assert!(queue.pop(Duration::ZERO).is_none());
+    }
+
+    #[test]
+    fn items_that_are_extracted_keep_their_order_and_so_do_the_others() {
+        let mut heap = DeadlineHeap::new();
+        for (due, item) in [(5, 'c'), (1, 'A'), (5, 'D'), (2, 'b'), (5, 'E')] {
+            heap.push(Deadline(due), item);
+        }
+        let taken = heap.extract(char::is_ascii_uppercase);
+        assert_eq!(
+            taken,
+            [(1, 'A'), (5, 'D'), (5, 'E')].map(|(due, item)| (Deadline(due), item))
+        );
+        let rest: String = std::iter::from_fn(|| heap.pop()).collect();
+        assert_eq!(rest, "bc");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use coprep_pipeline::{
     Dataset, DecodedShape, DecodedView, Pipeline, PipelineRun, SampleKey, Scratch,
 };
 use coprep_protocol::message::CacheForm;
+use fail::fail_point;
 
 use crate::caches::DatasetCache;
 use crate::observe::costs::Costs;
@@ -22,6 +23,7 @@ use crate::observe::preparation_cost::PreparationCost;
 use crate::observe::stalls::FetchWeight;
 use crate::produce::failure::Failure;
 use crate::produce::native::thread_usage::{ThreadUsage, cpu_since_last, thread_cpu};
+use crate::produce::threads::marked;
 
 /// Everything that is needed to prepare the samples of a stream.
 pub(crate) struct Recipe {
@@ -421,9 +423,21 @@ impl Recipe {
         }
     }
 
+    /// Reads from storage. While it lasts, the pool sees that the thread reads.
+    fn read<T>(
+        &self,
+        id: u32,
+        read: impl FnOnce(&Dataset, u32) -> Result<T, coprep_pipeline::Error>,
+    ) -> Result<T, Failure> {
+        marked(|| {
+            fail_point!(&format!("read {}", self.dataset.path(id).display()));
+            read(&self.dataset, id).map_err(Failure::fetch)
+        })
+    }
+
     fn fetch_file(&self, id: u32, into: &mut Vec<u8>) -> Prepared {
         let start = Instant::now();
-        self.dataset.fetch(id, into).map_err(Failure::fetch)?;
+        self.read(id, |dataset, id| dataset.fetch(id, into))?;
         Ok(PreparationCost {
             fetched_bytes: into.len() as u64,
             ..fetch_time(start.elapsed()).into()
@@ -506,14 +520,14 @@ impl Recipe {
     /// Reads the file straight into the cache. If there is no room, nothing is read and the cost is zero.
     fn admit_encoded(&self, cache: &DatasetCache, id: u32) -> Prepared {
         let start = Instant::now();
-        let length = self.dataset.file_len(id).map_err(Failure::fetch)?;
+        let length = self.read(id, Dataset::file_len)?;
         let meta = Meta::of(Form::Encoded);
         let Some(mut place) = cache.store.reserve(id, length as usize, meta) else {
             return Ok(PreparationCost::default());
         };
-        self.dataset
-            .fetch_into(id, place.as_mut_slice())
-            .map_err(Failure::fetch)?;
+        self.read(id, |dataset, id| {
+            dataset.fetch_into(id, place.as_mut_slice())
+        })?;
         place.commit();
         Ok(PreparationCost {
             fetched_bytes: length,

@@ -16,7 +16,7 @@ use crate::caches::DatasetCache;
 use crate::produce::deadline_queue::Deadline;
 use crate::produce::failure::Failure;
 use crate::produce::native::{Fetched, Recipe};
-use crate::produce::threads::{PoolWork, Ready};
+use crate::produce::threads::{PoolWork, Ready, SourceFile};
 use crate::registry::{Guest, Registry};
 use crate::stream::{Client, Stream};
 use crate::{Error, Result};
@@ -45,6 +45,13 @@ impl PoolWork for Admit {
         self.recipe.is_to_admit(self.id)
     }
 
+    fn file(&self) -> Option<SourceFile> {
+        Some(SourceFile {
+            source: self.recipe.dataset.fingerprint(),
+            sample: self.id,
+        })
+    }
+
     fn fetch(&mut self) -> Ready {
         if self.needs_fetch() {
             // A fetch that fails is tried again when the sample is admitted, and reported then.
@@ -55,6 +62,7 @@ impl PoolWork for Admit {
             due: Deadline::MAX,
             at_work: fetched.map_or(0.0, |f| f.at_work),
             bytes: fetched.map_or(0, |f| f.cost.fetched_bytes),
+            is_unread: fetched.is_none() && self.needs_fetch(),
         }
     }
 

@@ -86,7 +86,7 @@ impl Stream {
     fn few_waiting(&self) -> u32 {
         match self.config.producer.process_pool() {
             Some(process_pool) => process_pool.few_waiting(),
-            None => 2 * self.workers.threads(),
+            None => 2 * self.workers.capacity(),
         }
     }
 

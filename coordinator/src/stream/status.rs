@@ -1,13 +1,20 @@
 //! The state of a stream, for people.
 
+use std::time::Duration;
+
 use coprep_protocol::message::{Awaited, CostStatus, SampleCost, StreamStatus};
 
+use crate::produce::producer::Producer;
 use crate::stream::{RankId, Stream, engine};
+
+/// Time from which a read is worth mentioning to a job that waits.
+const LONG_READ: Duration = Duration::from_secs(1);
 
 impl Stream {
     pub(crate) fn explain(&self, rank_id: RankId) -> String {
-        let text =
+        let mut text =
             engine::explain::explain(&self.engine(), rank_id, self.pool.free(), &self.config);
+        text.extend(self.long_read().map(|read| format!("; {read}")));
         let stuck = self
             .config
             .producer
@@ -21,6 +28,23 @@ impl Stream {
              samples may take which are larger than most (--staging, COPREP_STAGING)",
             self.pool.layout().large_limit() >> 10
         )
+    }
+
+    /// Names the file that has been read for longest, if that takes longer than usual.
+    fn long_read(&self) -> Option<String> {
+        let Producer::Native(recipe) = &self.config.producer else {
+            return None;
+        };
+        let source = recipe.dataset.fingerprint();
+        let (sample, since) = self.workers.longest_read(source)?;
+        let time = since.elapsed();
+        (time >= LONG_READ).then(|| {
+            format!(
+                "reading {} (sample {sample}) has taken {:.1} s so far, because its storage is slow or does not answer",
+                self.config.producer.path(sample),
+                time.as_secs_f64()
+            )
+        })
     }
 
     /// Returns whom a consumer waits for, if it waits for somebody else and not for its samples.

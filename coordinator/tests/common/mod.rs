@@ -1,6 +1,7 @@
 //! Helpers that the tests of this crate share: a coordinator in a thread, requests and readers of batches.
 #![allow(dead_code, reason = "each test uses some of them")]
 
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -10,7 +11,9 @@ use coprep_client::{Batch, Loader, control, no_interrupt, no_notice};
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::message::{Attach, CacheRequest, StreamStatus};
 use coprep_protocol::paths::CoordinatorPaths;
-use coprep_protocol::spec::{PipelineSpec, Source, UserDataset};
+use coprep_protocol::spec::{
+    DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source, UserDataset,
+};
 
 /// Longest time that a test waits for anything.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -64,13 +67,18 @@ impl Node {
 
     /// Returns a loader that reconnects and starts no coordinator.
     pub(crate) fn loader(&self, attach: Attach) -> Arc<Loader> {
+        self.loader_within(LIMIT, attach)
+    }
+
+    /// Returns a loader that waits for a batch for `timeout`.
+    pub(crate) fn loader_within(&self, timeout: Duration, attach: Attach) -> Arc<Loader> {
         let options = LoaderOptions {
             place: self.place(),
             name: "test".into(),
             program: Some("/bin/false".into()),
             attach,
             code: None,
-            timeout: LIMIT,
+            timeout,
             reconnect: LIMIT,
             interrupt_check: no_interrupt(),
             notice: no_notice(),
@@ -145,5 +153,37 @@ pub(crate) fn attach(pipeline: PipelineSpec, batch_size: u32) -> Attach {
         told: None,
         departed: Vec::new(),
         has_begun: false,
+    }
+}
+
+/// Writes a folder of small images. Returns the pipeline that crops them at random.
+pub(crate) fn images(root: &Path, samples: u32) -> PipelineSpec {
+    std::fs::create_dir_all(root.join("class")).unwrap();
+    for i in 0..samples {
+        let grey = image::RgbImage::from_pixel(20, 30, image::Rgb([i as u8; 3]));
+        grey.save(root.join(format!("class/{i:03}.png"))).unwrap();
+    }
+    crops(root)
+}
+
+/// Returns a pipeline that decodes the images of a folder and crops them at random.
+pub(crate) fn crops(root: &Path) -> PipelineSpec {
+    let decode = Op::Decode {
+        apply_exif_orientation: false,
+        max_pixels: DEFAULT_MAX_PIXELS,
+        scaled: true,
+    };
+    let crop = Op::RandomResizedCrop {
+        height: 8,
+        width: 8,
+        scale: (0.08, 1.0),
+        ratio: (0.75, 1.333),
+        interpolation: Interpolation::Bilinear,
+    };
+    PipelineSpec {
+        source: Source::ImageFolder {
+            root: root.to_str().unwrap().into(),
+        },
+        ops: vec![decode, crop],
     }
 }

@@ -90,6 +90,11 @@ fn pool(p: &PoolStatus) -> Vec<Family> {
             by_stage(p.fetching, p.preparing),
         ),
         family(
+            "coprep_pool_slow_reads",
+            "Reads of datasets whose storage is slow or dead, on threads of their own.",
+            one(p.slow_reads),
+        ),
+        family(
             "coprep_pool_queue_samples",
             "Samples that wait for a thread, by the stage they wait for.",
             by_stage(p.to_fetch, p.to_prepare),

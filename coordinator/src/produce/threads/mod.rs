@@ -2,10 +2,12 @@
 //!
 //! Work that is due first begins first, whichever stream it is for. Work of a warm-up begins when nothing else is due.
 //! The number of threads that fetch and that prepare follows the measured times of both ([`stages`],
-//! [`coprep_costs::balance`]).
+//! [`coprep_costs::balance`]). Storage that is slow or dead holds up the work of its own datasets only ([`slow`]).
 
 #[cfg(feature = "measure")]
 mod pass;
+mod reading;
+mod slow;
 mod stages;
 
 use std::panic::AssertUnwindSafe;
@@ -23,6 +25,9 @@ use crate::observe::stalls::{FetchWeight, StallClock};
 use crate::produce::deadline_queue::Deadline;
 #[cfg(feature = "measure")]
 pub use crate::produce::threads::pass::pass;
+use crate::produce::threads::reading::ReadMark;
+pub(crate) use crate::produce::threads::reading::marked;
+pub(crate) use crate::produce::threads::slow::{SourceFile, SourceId};
 use crate::produce::threads::stages::{CompletedTask, StageQueues, ThreadTask};
 use crate::{Error, Result};
 use coprep_pipeline::Scratch;
@@ -32,6 +37,10 @@ pub(crate) trait PoolWork: Send {
     /// Returns `true` if the task reads from storage before it is run.
     fn needs_fetch(&self) -> bool {
         false
+    }
+    /// Returns the file that the task reads, or `None` if it never reads from storage.
+    fn file(&self) -> Option<SourceFile> {
+        None
     }
     /// Reads from storage, and keeps the data until the task is run. Called only if [`needs_fetch`](Self::needs_fetch)
     /// returned `true`.
@@ -60,6 +69,8 @@ pub(crate) struct Ready {
     /// The seconds of fetching in which the thread did not wait for storage.
     pub(crate) at_work: f32,
     pub(crate) bytes: u64,
+    /// `true` if the data could not be read, so that the task reads it when it is run.
+    pub(crate) is_unread: bool,
 }
 
 /// The pool of threads.
@@ -82,12 +93,19 @@ struct PoolState {
     /// The clock at the last rebalancing.
     stall_clock_before: StallClock,
     stages: StageQueues<Box<dyn PoolWork>>,
+    /// The marks of the threads, by their numbers.
+    read_marks: Vec<ReadMark>,
     balance: Balance,
     /// `true` if a thread panicked outside of a task.
     is_broken: bool,
     /// Number of threads that wait for a task.
     idle: usize,
     stop: bool,
+}
+
+/// Returns the function that tells whether a thread is reading.
+fn is_reading(marks: &[ReadMark]) -> impl Fn(usize) -> bool {
+    move |thread| marks.get(thread).is_some_and(ReadMark::is_reading)
 }
 
 /// Largest number of threads beyond one per processor, which wait for storage.
@@ -109,6 +127,7 @@ impl ThreadPool {
         let state = PoolState {
             stall_clock_before: StallClock::default(),
             stages: StageQueues::new(cpus, attributes, now),
+            read_marks: Vec::new(),
             balance: Balance::new(cpus, cpus + MOST_WAITING),
             is_broken: false,
             idle: 0,
@@ -131,12 +150,20 @@ impl ThreadPool {
     fn start_threads(&self, wanted: u32) -> Result<()> {
         let mut started = lock(&self.started);
         for number in started.len()..wanted as usize {
-            let pool = self.pool.clone();
+            let (pool, mark) = (self.pool.clone(), ReadMark::default());
+            let of_thread = mark.clone();
             let builder = std::thread::Builder::new().name(format!("worker-{number}"));
             let thread = builder
-                .spawn(move || work_guarded(&pool))
+                .spawn(move || {
+                    of_thread.adopt();
+                    work_guarded(&pool, number);
+                })
                 .map_err(|e| Error::io("cannot start worker threads", e))?;
             started.push(thread);
+            let mut state = self.pool.state();
+            state.read_marks.push(mark);
+            state.stages.set_started(started.len() as u32);
+            self.pool.wake(state);
         }
         Ok(())
     }
@@ -144,6 +171,19 @@ impl ThreadPool {
     /// Returns the number of threads that may fetch or prepare at a time.
     pub(crate) fn threads(&self) -> u32 {
         self.pool.state().stages.now().threads
+    }
+
+    /// Returns the number of tasks that threads may have at a time, with the reads of slow sources.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.pool.state().stages.capacity()
+    }
+
+    /// Returns the sample of this source whose file has been read for longest, and since when.
+    pub(crate) fn longest_read(&self, source: SourceId) -> Option<(u32, Instant)> {
+        let state = self.pool.state();
+        state
+            .stages
+            .longest_read(source, is_reading(&state.read_marks))
     }
 
     /// Returns the number of threads that may prepare at a time.
@@ -158,9 +198,10 @@ impl ThreadPool {
 
     /// Adds a task to begin at `due`, or as soon as a thread is free.
     pub(crate) fn submit(&self, due: Deadline, work: Box<dyn PoolWork>) {
-        let is_to_fetch = work.needs_fetch();
+        let (is_to_fetch, file) = (work.needs_fetch(), work.file());
         let mut state = self.pool.state();
-        state.stages.submit(Instant::now(), due, is_to_fetch, work);
+        let stages = &mut state.stages;
+        stages.submit(Instant::now(), due, is_to_fetch, file, work);
         self.pool.wake(state);
     }
 
@@ -171,7 +212,7 @@ impl ThreadPool {
         state.stages.stall_clock()
     }
 
-    /// Rebalances fetching and preparing, if it is time. Must be called now and then.
+    /// Sets stuck reads apart, and rebalances fetching and preparing, if it is time. Must be called now and then.
     ///
     /// # Errors
     /// When a thread has panicked outside of a task, because the pool's state may be half changed.
@@ -179,12 +220,11 @@ impl ThreadPool {
         if self.pool.state().is_broken {
             return Err(Error::Defect("a worker thread panicked"));
         }
-        let wanted = self.pool.rebalance(self.cap);
+        self.pool.rebalance(self.cap);
+        let wanted = self.pool.set_stuck_apart();
         let mut is_short = lock(&self.is_short);
         // A refusal is not tried again, because each attempt would fail and warn once more.
-        if let Some(wanted) = wanted.filter(|_| !*is_short)
-            && let Err(e) = self.start_threads(wanted)
-        {
+        if !*is_short && let Err(e) = self.start_threads(wanted) {
             *is_short = true;
             tracing::warn!("{e}: storage is waited for by fewer threads than it could serve");
         }
@@ -200,11 +240,12 @@ impl ThreadPool {
             threads: now.threads,
             fetching: now.fetching,
             preparing: now.preparing,
+            slow_reads: now.apart,
             to_fetch: now.to_fetch,
             to_prepare: now.to_prepare,
-            fetched: sums.fetched,
+            fetched: sums.fetched + sums.fetched_apart,
             prepared: sums.prepared,
-            fetch_s: sums.fetch_s,
+            fetch_s: sums.fetch_s + sums.apart_s,
             prepare_s: sums.prepare_s,
         }
     }
@@ -230,14 +271,27 @@ impl SharedPool {
         }
     }
 
-    /// Rebalances fetching and preparing, if it is time. Returns the number of threads that the pool should have.
-    fn rebalance(&self, cap: Option<u32>) -> Option<u32> {
+    /// Sets stuck reads apart. Returns the number of threads that the pool should have.
+    fn set_stuck_apart(&self) -> u32 {
+        let mut state = self.state();
+        let PoolState {
+            stages, read_marks, ..
+        } = &mut *state;
+        let is_reading = is_reading(read_marks);
+        stages.maintain(Instant::now(), is_reading, |work| work.needs_fetch());
+        let wanted = stages.wanted_threads();
+        self.wake(state);
+        wanted
+    }
+
+    /// Rebalances fetching and preparing, if it is time.
+    fn rebalance(&self, cap: Option<u32>) {
         let now = Instant::now();
         let mut state = self.state();
         state.stages.advance_clock(now);
         let (time, fetched) = state.stages.lately();
         if time < OFTEN || (fetched < ENOUGH && time < SELDOM) {
-            return None;
+            return;
         }
         let seen = state.stages.start_interval();
         let cpus = usable(cap);
@@ -256,12 +310,15 @@ impl SharedPool {
         self.fetch_weight.set((self.fetch_weight.get() + now) / 2.0);
         // The new limits may let several waiting threads begin a task.
         self.more.notify_all();
-        Some(threads)
     }
 
-    /// Waits for a task. Returns `None` when there is none after a while, so that the caller checks whether the pool
-    /// has stopped.
-    fn next(&self, mut state: MutexGuard<'_, PoolState>) -> Option<ThreadTask<Box<dyn PoolWork>>> {
+    /// Waits for a task for a thread. Returns `None` when there is none after a while, so that the caller checks
+    /// whether the pool has stopped.
+    fn next(
+        &self,
+        mut state: MutexGuard<'_, PoolState>,
+        thread: usize,
+    ) -> Option<ThreadTask<Box<dyn PoolWork>>> {
         if !state.stages.has_step() {
             state.idle += 1;
             let waited = self
@@ -272,7 +329,7 @@ impl SharedPool {
             (state, _) = unpoisoned(waited);
             state.idle -= 1;
         }
-        let step = state.stages.next(Instant::now());
+        let step = state.stages.next(Instant::now(), thread);
         // There may be another task besides this one.
         self.wake(state);
         step
@@ -292,24 +349,24 @@ impl Drop for ThreadPool {
     }
 }
 
-fn work_guarded(pool: &SharedPool) {
-    if std::panic::catch_unwind(AssertUnwindSafe(|| work(pool))).is_err() {
+fn work_guarded(pool: &SharedPool, thread: usize) {
+    if std::panic::catch_unwind(AssertUnwindSafe(|| work(pool, thread))).is_err() {
         pool.state().is_broken = true;
     }
 }
 
-fn work(pool: &SharedPool) {
+fn work(pool: &SharedPool, thread: usize) {
     let mut done = None;
     loop {
         fail_point!("worker-loop");
         let mut state = pool.state();
         if let Some(done) = done.take() {
-            state.stages.done(Instant::now(), done);
+            state.stages.done(Instant::now(), thread, done);
         }
         if state.stop {
             return;
         }
-        done = pool.next(state).map(carry_out);
+        done = pool.next(state, thread).map(carry_out);
     }
 }
 
@@ -321,7 +378,10 @@ fn carry_out(step: ThreadTask<Box<dyn PoolWork>>) -> CompletedTask<Box<dyn PoolW
                 work.fetch()
             }));
             // A fetch that failed is tried again when the sample is prepared, and reported then.
-            let ready = fetched.unwrap_or_default();
+            let ready = fetched.unwrap_or_else(|_| Ready {
+                is_unread: true,
+                ..Ready::default()
+            });
             CompletedTask::Fetched(work, ready)
         }
         ThreadTask::Prepare(work, mut scratch) => {

@@ -15,18 +15,18 @@ pub fn pass(attributes: bool, samples: u32) -> Duration {
     let began = Instant::now();
     let mut stages = StageQueues::new(2, attributes, began);
     for id in 0..WAITING + samples {
-        stages.submit(Instant::now(), Deadline::default(), true, id);
+        stages.submit(Instant::now(), Deadline::default(), true, None, id);
         if id < WAITING {
             continue;
         }
         // A fetched sample is prepared next: it was due as early, and this pool does not fetch ahead.
         for _ in 0..2 {
-            let done = match stages.next(Instant::now()) {
+            let done = match stages.next(Instant::now(), 0) {
                 Some(ThreadTask::Fetch(id)) => CompletedTask::Fetched(id, Ready::default()),
                 Some(ThreadTask::Prepare(_, scratch)) => CompletedTask::Prepared(scratch),
                 None => break,
             };
-            stages.done(Instant::now(), done);
+            stages.done(Instant::now(), 0, done);
         }
     }
     assert_eq!(

@@ -6,6 +6,9 @@
 //! matters more than taking the sample that is due first, and a bounded number of fetched samples waits. Where the
 //! number of threads falls, threads that still wait for storage keep no other thread from preparing. Samples of unknown
 //! cost are fetched when they are drawn, and then wait with the cost that their headers predict.
+//!
+//! A read that is stuck is set apart, and so are all reads of its source from then on ([`slow`]). They count neither
+//! among the `threads` nor among the `cpus`, because threads beyond both carry them.
 
 use std::time::Instant;
 
@@ -14,6 +17,7 @@ use coprep_costs::Interval;
 use crate::observe::stalls::StallClock;
 use crate::produce::deadline_queue::{Deadline, DeadlineHeap};
 use crate::produce::threads::Ready;
+use crate::produce::threads::slow::{STUCK, SlowSources, SourceFile, SourceId};
 use coprep_pipeline::Scratch;
 
 /// A task for a thread.
@@ -28,14 +32,72 @@ pub(super) enum CompletedTask<W> {
     Prepared(Box<Scratch>),
 }
 
+/// The most reads that are set apart, of all sources together. Further ones count as any other task of the pool. Each
+/// costs a thread that sleeps, which takes some KiB.
+const MOST_APART: u32 = 256;
+
+/// A task that waits for a thread.
+struct QueuedTask<W> {
+    work: W,
+    stage: Stage,
+    file: Option<SourceFile>,
+    /// `true` if the task is going to read its file.
+    reads: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Fetch,
+    Prepare,
+}
+
+/// The task of a thread.
+struct Step {
+    stage: Stage,
+    file: Option<SourceFile>,
+    since: Instant,
+    /// `true` if the task counts neither in `fetching` nor in `preparing`.
+    is_apart: bool,
+}
+
+impl Step {
+    fn source(&self) -> Option<SourceId> {
+        self.file.map(|file| file.source)
+    }
+
+    /// Returns `true` if its thread is reading now.
+    fn is_read(&self, thread: usize, is_reading: &impl Fn(usize) -> bool) -> bool {
+        // Decoding may take as long as a stuck read, but it needs its processor.
+        self.stage == Stage::Fetch || is_reading(thread)
+    }
+}
+
+impl<W> QueuedTask<W> {
+    /// Returns the source that the task is going to read from.
+    fn source(&self) -> Option<SourceId> {
+        self.file.filter(|_| self.reads).map(|file| file.source)
+    }
+
+    fn reads_from(&self, source: SourceId) -> bool {
+        self.source() == Some(source)
+    }
+}
+
 /// The tasks of the pool; see the module.
 pub(super) struct StageQueues<W> {
-    to_fetch: DeadlineHeap<W>,
-    to_prepare: DeadlineHeap<W>,
+    to_fetch: DeadlineHeap<QueuedTask<W>>,
+    to_prepare: DeadlineHeap<QueuedTask<W>>,
+    slow: SlowSources<QueuedTask<W>>,
+    /// The task of each thread.
+    under_way: Vec<Option<Step>>,
     fetching: u32,
     preparing: u32,
+    /// Number of reads that are set apart.
+    apart: u32,
     cpus: u32,
     threads: u32,
+    /// Number of threads that exist.
+    started: u32,
     /// Memory that is reused.
     #[expect(clippy::vec_box, reason = "boxes pass from hand to hand")]
     scratch: Vec<Box<Scratch>>,
@@ -56,6 +118,11 @@ pub(super) struct Sums {
     pub(super) fetch_s: f64,
     pub(super) fetch_cpu_s: f64,
     pub(super) prepare_s: f64,
+    /// Number of samples fetched by reads that were set apart. They are not in `fetched`, because they say nothing
+    /// about the threads of the pool.
+    pub(super) fetched_apart: u64,
+    /// Thread seconds of the reads that were set apart.
+    pub(super) apart_s: f64,
     /// Waiting samples times seconds.
     to_fetch: f64,
     seconds: f64,
@@ -68,6 +135,7 @@ pub(super) struct Now {
     pub(super) threads: u32,
     pub(super) fetching: u32,
     pub(super) preparing: u32,
+    pub(super) apart: u32,
     pub(super) to_fetch: u32,
     pub(super) to_prepare: u32,
 }
@@ -78,10 +146,14 @@ impl<W> StageQueues<W> {
         StageQueues {
             to_fetch: DeadlineHeap::new(),
             to_prepare: DeadlineHeap::new(),
+            slow: SlowSources::new(),
+            under_way: Vec::new(),
             fetching: 0,
             preparing: 0,
+            apart: 0,
             cpus,
             threads: cpus,
+            started: cpus,
             scratch: Vec::new(),
             until: now,
             sums: Sums::default(),
@@ -94,62 +166,251 @@ impl<W> StageQueues<W> {
         (self.cpus, self.threads) = (cpus, threads.max(cpus));
     }
 
-    pub(super) fn submit(&mut self, now: Instant, due: Deadline, is_to_fetch: bool, work: W) {
+    /// Records the number of threads that exist.
+    pub(super) fn set_started(&mut self, started: u32) {
+        self.started = started;
+    }
+
+    /// Returns the number of threads that should exist.
+    pub(super) fn wanted_threads(&self) -> u32 {
+        let room = MOST_APART.saturating_sub(self.apart);
+        self.threads + self.apart + self.slow.openings().min(room)
+    }
+
+    /// Returns the number of tasks that threads can have at a time.
+    pub(super) fn capacity(&self) -> u32 {
+        self.threads + self.apart + self.slow.credit()
+    }
+
+    pub(super) fn submit(
+        &mut self,
+        now: Instant,
+        due: Deadline,
+        is_to_fetch: bool,
+        file: Option<SourceFile>,
+        work: W,
+    ) {
         self.advance_clock(now);
-        if is_to_fetch {
-            self.to_fetch.push(due, work)
+        let stage = if is_to_fetch {
+            Stage::Fetch
         } else {
-            self.to_prepare.push(due, work)
+            Stage::Prepare
+        };
+        let task = QueuedTask {
+            work,
+            stage,
+            file,
+            reads: is_to_fetch,
+        };
+        self.enqueue(due, task);
+    }
+
+    fn enqueue(&mut self, due: Deadline, task: QueuedTask<W>) {
+        let task = match task.source() {
+            Some(source) => self.slow.push(source, due, task),
+            None => Some(task),
+        };
+        let Some(task) = task else { return };
+        match task.stage {
+            Stage::Fetch => self.to_fetch.push(due, task),
+            Stage::Prepare => self.to_prepare.push(due, task),
         }
     }
 
-    pub(super) fn done(&mut self, now: Instant, done: CompletedTask<W>) {
+    /// Records that a thread has done its task.
+    pub(super) fn done(&mut self, now: Instant, thread: usize, done: CompletedTask<W>) {
         self.advance_clock(now);
+        let Some(step) = self.under_way.get_mut(thread).and_then(Option::take) else {
+            return;
+        };
+        self.stop_counting(step.stage, step.is_apart);
         match done {
             CompletedTask::Fetched(work, ready) => {
-                self.fetching -= 1;
-                // A fetch of 0 bytes does not count: the sample may have been cached meanwhile.
-                self.sums.fetched += u64::from(ready.bytes > 0);
-                self.sums.fetched_bytes += ready.bytes;
-                self.sums.fetch_cpu_s += f64::from(ready.at_work);
-                self.to_prepare.push(ready.due, work);
+                self.count_fetched(&ready, step.is_apart);
+                self.answered(now, &step, ready.bytes);
+                let task = QueuedTask {
+                    work,
+                    stage: Stage::Prepare,
+                    file: step.file,
+                    reads: ready.is_unread,
+                };
+                self.enqueue(ready.due, task);
             }
             CompletedTask::Prepared(scratch) => {
-                self.preparing -= 1;
                 self.sums.prepared += 1;
                 self.scratch.push(scratch);
+                self.answered(now, &step, 0);
             }
         }
+    }
+
+    fn count(&mut self, stage: Stage, is_apart: bool) {
+        *self.counter(stage, is_apart) += 1;
+    }
+
+    fn stop_counting(&mut self, stage: Stage, is_apart: bool) {
+        *self.counter(stage, is_apart) -= 1;
+    }
+
+    fn counter(&mut self, stage: Stage, is_apart: bool) -> &mut u32 {
+        match stage {
+            _ if is_apart => &mut self.apart,
+            Stage::Fetch => &mut self.fetching,
+            Stage::Prepare => &mut self.preparing,
+        }
+    }
+
+    fn count_fetched(&mut self, ready: &Ready, is_apart: bool) {
+        // A fetch of 0 bytes does not count: the sample may have been cached meanwhile.
+        let fetched = u64::from(ready.bytes > 0);
+        if is_apart {
+            self.sums.fetched_apart += fetched;
+        } else {
+            self.sums.fetched += fetched;
+            self.sums.fetched_bytes += ready.bytes;
+            self.sums.fetch_cpu_s += f64::from(ready.at_work);
+        }
+    }
+
+    /// Tells a slow source that it has answered a read with so many bytes.
+    fn answered(&mut self, now: Instant, step: &Step, bytes: u64) {
+        let source = step.source().filter(|source| self.slow.contains(*source));
+        // A task may end without a read, because nobody wants its sample any more.
+        let Some(source) = source.filter(|_| step.is_apart || bytes > 0) else {
+            return;
+        };
+        let is_quick = bytes > 0 && now.saturating_duration_since(step.since) < STUCK;
+        let freed = self.slow.answered(source, step.is_apart, is_quick, now);
+        for (due, task) in freed {
+            self.enqueue(due, task);
+        }
+    }
+
+    /// Sets reads apart that are stuck, and lets slow sources go on. `is_reading` tells whether a thread that prepares
+    /// a sample is reading, and `needs_read` whether a task still has to. Must be called now and then.
+    pub(super) fn maintain(
+        &mut self,
+        now: Instant,
+        is_reading: impl Fn(usize) -> bool,
+        needs_read: impl Fn(&W) -> bool,
+    ) {
+        self.advance_clock(now);
+        for thread in 0..self.under_way.len() {
+            self.set_apart_if_stuck(now, thread, &is_reading);
+        }
+        let ended = self.slow.maintain(now, |task| needs_read(&task.work));
+        for (due, task) in ended {
+            // It goes to its own queue, although its source is slow.
+            self.enqueue(
+                due,
+                QueuedTask {
+                    reads: false,
+                    ..task
+                },
+            );
+        }
+    }
+
+    fn set_apart_if_stuck(
+        &mut self,
+        now: Instant,
+        thread: usize,
+        is_reading: &impl Fn(usize) -> bool,
+    ) {
+        let Some(step) = self.under_way.get_mut(thread).and_then(Option::as_mut) else {
+            return;
+        };
+        let is_long = now.saturating_duration_since(step.since) >= STUCK;
+        let Some(source) = step.source().filter(|_| is_long && !step.is_apart) else {
+            return;
+        };
+        if !step.is_read(thread, is_reading) || self.apart >= MOST_APART {
+            return;
+        }
+        let stage = step.stage;
+        step.is_apart = true;
+        self.stop_counting(stage, false);
+        self.count(stage, true);
+        let apart = self.under_way.iter().flatten();
+        let reads = apart.filter(|step| step.is_apart && step.source() == Some(source));
+        if self.slow.stuck(source, reads.count() as u32, now) {
+            self.set_waiting_apart(source);
+        }
+    }
+
+    /// Moves the waiting tasks of a source that has become slow.
+    fn set_waiting_apart(&mut self, source: SourceId) {
+        let mut tasks = self.to_fetch.extract(|task| task.reads_from(source));
+        tasks.append(&mut self.to_prepare.extract(|task| task.reads_from(source)));
+        for (due, task) in tasks {
+            self.enqueue(due, task);
+        }
+    }
+
+    /// Returns the sample of this source whose file has been read for longest, and since when.
+    pub(super) fn longest_read(
+        &self,
+        source: SourceId,
+        is_reading: impl Fn(usize) -> bool,
+    ) -> Option<(u32, Instant)> {
+        let steps = self.under_way.iter().enumerate();
+        let steps = steps.filter_map(|(thread, step)| Some((thread, step.as_ref()?)));
+        let reads = steps.filter(|(thread, step)| step.is_read(*thread, &is_reading));
+        let of_source = reads.filter(|(_, step)| step.source() == Some(source));
+        let (_, longest) = of_source.min_by_key(|(_, step)| step.since)?;
+        Some((longest.file?.sample, longest.since))
     }
 
     /// Returns `true` if there is a task that a thread may begin.
     pub(super) fn has_step(&self) -> bool {
-        self.may_prepare() || self.may_fetch()
+        self.may_prepare() || self.may_fetch() || self.may_read_apart()
     }
 
-    pub(super) fn next(&mut self, now: Instant) -> Option<ThreadTask<W>> {
+    /// Returns the task that a thread is to begin.
+    pub(super) fn next(&mut self, now: Instant, thread: usize) -> Option<ThreadTask<W>> {
         self.advance_clock(now);
-        match (self.may_prepare(), self.may_fetch()) {
-            (true, true) if self.is_fetching_first() => self.fetch(),
-            (true, _) => self.prepare(),
-            (false, true) => self.fetch(),
+        let task = match (self.may_prepare(), self.may_fetch()) {
+            (true, true) if self.is_fetching_first() => self.to_fetch.pop(),
+            (true, _) => self.to_prepare.pop(),
+            (false, true) => self.to_fetch.pop(),
+            (false, false) if self.may_read_apart() => {
+                let task = self.slow.pop()?;
+                return Some(self.begin(now, thread, task, true));
+            }
             (false, false) => None,
+        }?;
+        Some(self.begin(now, thread, task, false))
+    }
+
+    fn begin(
+        &mut self,
+        now: Instant,
+        thread: usize,
+        task: QueuedTask<W>,
+        is_apart: bool,
+    ) -> ThreadTask<W> {
+        let QueuedTask {
+            work, stage, file, ..
+        } = task;
+        self.count(stage, is_apart);
+        if thread >= self.under_way.len() {
+            self.under_way.resize_with(thread + 1, || None);
+        }
+        self.under_way[thread] = Some(Step {
+            stage,
+            file,
+            since: now,
+            is_apart,
+        });
+        match stage {
+            Stage::Fetch => ThreadTask::Fetch(work),
+            Stage::Prepare => ThreadTask::Prepare(work, self.scratch.pop().unwrap_or_default()),
         }
     }
 
-    fn prepare(&mut self) -> Option<ThreadTask<W>> {
-        let work = self.to_prepare.pop()?;
-        self.preparing += 1;
-        Some(ThreadTask::Prepare(
-            work,
-            self.scratch.pop().unwrap_or_default(),
-        ))
-    }
-
-    fn fetch(&mut self) -> Option<ThreadTask<W>> {
-        let work = self.to_fetch.pop()?;
-        self.fetching += 1;
-        Some(ThreadTask::Fetch(work))
+    /// Returns `true` if a slow source may be read, and the other tasks still have all their threads then.
+    fn may_read_apart(&self) -> bool {
+        self.started > self.threads + self.apart && self.apart < MOST_APART && self.slow.has_ready()
     }
 
     fn is_full(&self) -> bool {
@@ -200,12 +461,17 @@ impl<W> StageQueues<W> {
         self.sums.seconds += seconds;
         self.sums.fetch_s += seconds * f64::from(self.fetching);
         self.sums.prepare_s += seconds * f64::from(self.preparing);
+        self.sums.apart_s += seconds * f64::from(self.apart);
         self.sums.to_fetch += seconds * self.to_fetch.len() as f64;
     }
 
     /// Returns the weights of storage and of processors in the resources that are lacking now.
     fn lacking(&self) -> (f64, f64) {
         let (fetching, preparing) = (f64::from(self.fetching), f64::from(self.preparing));
+        if self.apart > 0 && self.fetching + self.preparing == 0 {
+            // Nothing is lacking but the data of slow sources.
+            return (1.0, 0.0);
+        }
         if self.fetches_ahead() {
             // Either processors wait for storage, or fetched samples wait for processors.
             let are_free = self.preparing < self.cpus || self.to_prepare.is_empty();
@@ -260,7 +526,8 @@ impl<W> StageQueues<W> {
             threads: self.threads,
             fetching: self.fetching,
             preparing: self.preparing,
-            to_fetch: self.to_fetch.len() as u32,
+            apart: self.apart,
+            to_fetch: (self.to_fetch.len() + self.slow.waiting()) as u32,
             to_prepare: self.to_prepare.len() as u32,
         }
     }
@@ -295,31 +562,73 @@ mod tests {
         let mut stages = StageQueues::new(cpus, true, now);
         stages.limit(cpus, threads);
         for (i, name) in to_fetch.chars().enumerate() {
-            stages.submit(now, Deadline::at(i as f64), true, name);
+            stages.submit(now, Deadline::at(i as f64), true, Some(SOURCE), name);
         }
         for (i, name) in to_prepare.chars().enumerate() {
-            stages.submit(now, Deadline::at(i as f64 + 0.5), false, name);
+            stages.submit(now, Deadline::at(i as f64 + 0.5), false, None, name);
         }
         stages
     }
 
-    /// Returns the tasks that threads are given, one after the other.
-    fn begun(stages: &mut StageQueues<char>) -> String {
-        let step = |stages: &mut StageQueues<char>| match stages.next(Instant::now())? {
-            ThreadTask::Fetch(name) => Some(format!("f{name} ")),
-            ThreadTask::Prepare(name, _) => Some(format!("p{name} ")),
+    const SOURCE: SourceFile = SourceFile {
+        source: 1,
+        sample: 0,
+    };
+    const OTHER: SourceFile = SourceFile {
+        source: 2,
+        sample: 0,
+    };
+
+    /// Lets a thread that does nothing yet begin a task. Returns the thread and the task.
+    fn begin(stages: &mut StageQueues<char>, now: Instant) -> Option<(usize, String)> {
+        let free = stages.under_way.iter().position(Option::is_none);
+        let thread = free.unwrap_or(stages.under_way.len());
+        let task = match stages.next(now, thread)? {
+            ThreadTask::Fetch(name) => format!("f{name} "),
+            ThreadTask::Prepare(name, _) => format!("p{name} "),
         };
-        std::iter::from_fn(|| step(stages)).collect()
+        Some((thread, task))
+    }
+
+    /// Returns the tasks that threads are given, one after the other.
+    fn begun_at(stages: &mut StageQueues<char>, now: Instant) -> String {
+        std::iter::from_fn(|| Some(begin(stages, now)?.1)).collect()
+    }
+
+    fn begun(stages: &mut StageQueues<char>) -> String {
+        begun_at(stages, Instant::now())
+    }
+
+    /// Returns the thread that has been at a task for longest.
+    fn first_at(stages: &StageQueues<char>, stage: Stage) -> usize {
+        let steps = stages.under_way.iter().enumerate();
+        let at_stage = steps.filter_map(|(thread, step)| Some((thread, step.as_ref()?)));
+        let mut threads = at_stage.filter(|(_, step)| step.stage == stage);
+        threads.next().expect("a task at this stage").0
+    }
+
+    fn fetched_by(stages: &mut StageQueues<char>, now: Instant, thread: usize, ready: Ready) {
+        stages.done(now, thread, CompletedTask::Fetched('.', ready));
+    }
+
+    fn ready(due: f64) -> Ready {
+        Ready {
+            due: Deadline::at(due),
+            bytes: 1,
+            ..Ready::default()
+        }
     }
 
     fn fetched(stages: &mut StageQueues<char>, name: char, due: f64) {
-        let ready = Ready {
-            due: Deadline::at(due),
-            at_work: 0.0,
-            bytes: 1,
-        };
-        let done = CompletedTask::Fetched(name, ready);
-        stages.done(Instant::now(), done);
+        let thread = first_at(stages, Stage::Fetch);
+        let done = CompletedTask::Fetched(name, ready(due));
+        stages.done(Instant::now(), thread, done);
+    }
+
+    fn prepared(stages: &mut StageQueues<char>) {
+        let thread = first_at(stages, Stage::Prepare);
+        let done = CompletedTask::Prepared(Box::default());
+        stages.done(Instant::now(), thread, done);
     }
 
     #[test]
@@ -346,12 +655,12 @@ mod tests {
     fn no_more_is_fetched_than_can_soon_be_prepared() {
         let mut stages = pool(1, 2, "abcdefgh", "");
         for name in "abc".chars() {
-            stages.submit(Instant::now(), Deadline::default(), false, name);
+            stages.submit(Instant::now(), Deadline::default(), false, None, name);
         }
         assert_eq!(begun(&mut stages), "pa fa ");
         fetched(&mut stages, 'a', 9.0);
         assert_eq!(begun(&mut stages), "", "three wait already");
-        stages.done(Instant::now(), CompletedTask::Prepared(Box::default()));
+        prepared(&mut stages);
         assert_eq!(begun(&mut stages), "pb fb ");
     }
 
@@ -360,9 +669,9 @@ mod tests {
         let mut stages = pool(2, 2, "", "wxyz");
         assert_eq!(begun(&mut stages), "pw px ");
         stages.limit(1, 1);
-        stages.done(Instant::now(), CompletedTask::Prepared(Box::default()));
+        prepared(&mut stages);
         assert_eq!(begun(&mut stages), "");
-        stages.done(Instant::now(), CompletedTask::Prepared(Box::default()));
+        prepared(&mut stages);
         assert_eq!(begun(&mut stages), "py ");
     }
 
@@ -383,8 +692,8 @@ mod tests {
     fn what_is_lacking_is_what_the_threads_wait_for() {
         let second = Duration::from_secs(1);
         let stalls_of = |mut stages: StageQueues<char>, starts: usize| {
-            for _ in 0..starts {
-                stages.next(stages.until);
+            for thread in 0..starts {
+                stages.next(stages.until, thread);
             }
             let before = stages.stall_clock();
             stages.advance_clock(stages.until + second);
@@ -397,5 +706,103 @@ mod tests {
         assert_eq!(stalls_of(pool(2, 2, "a", "x"), 2), (2, 2));
         assert_eq!(stalls_of(pool(2, 6, "abcd", "x"), 5), (4, 0));
         assert_eq!(stalls_of(pool(2, 6, "abcd", "xyz"), 5), (0, 4));
+    }
+
+    /// Starts the threads that the pool wants after maintenance.
+    fn maintain(stages: &mut StageQueues<char>, now: Instant, reads_in_prepare: bool) {
+        stages.maintain(now, |_| reads_in_prepare, |_| true);
+        stages.set_started(stages.started.max(stages.wanted_threads()));
+    }
+
+    #[test]
+    fn dead_storage_stops_its_own_samples_only() {
+        let mut stages = pool(2, 2, "abcdefgh", "");
+        let now = Instant::now();
+        assert_eq!(begun_at(&mut stages, now), "fa fb ");
+        for name in "xyz".chars() {
+            stages.submit(now, Deadline::at(99.0), true, Some(OTHER), name);
+        }
+        maintain(&mut stages, now + STUCK / 2, false);
+        assert_eq!(begun_at(&mut stages, now + STUCK / 2), "", "not yet");
+        let later = now + STUCK;
+        maintain(&mut stages, later, false);
+        assert_eq!(stages.now().apart, 2);
+        // Both threads are replaced, and a third one probes the source.
+        assert_eq!(stages.started, 5);
+        assert_eq!(begun_at(&mut stages, later), "fx fy fc ");
+        maintain(&mut stages, later, false);
+        assert_eq!((stages.started, stages.now().to_fetch), (5, 6));
+    }
+
+    #[test]
+    fn a_source_that_answers_goes_on_and_no_sample_is_lost() {
+        let mut stages = pool(2, 2, "abcdefgh", "");
+        let mut now = Instant::now();
+        let mut seen = String::new();
+        for _ in 0..10 {
+            seen += &begun_at(&mut stages, now);
+            maintain(&mut stages, now + STUCK, false);
+            seen += &begun_at(&mut stages, now + STUCK);
+            now += STUCK * 3 / 2;
+            for thread in 0..stages.under_way.len() {
+                match &stages.under_way[thread] {
+                    Some(step) if step.stage == Stage::Fetch => {
+                        fetched_by(&mut stages, now, thread, ready(0.0));
+                    }
+                    Some(_) => stages.done(now, thread, CompletedTask::Prepared(Box::default())),
+                    None => {}
+                }
+            }
+        }
+        let mut reads: Vec<&str> = seen.split(' ').filter(|s| s.starts_with('f')).collect();
+        reads.sort_unstable();
+        assert_eq!(reads, ["fa", "fb", "fc", "fd", "fe", "ff", "fg", "fh"]);
+        assert_eq!(stages.sums.prepared, 8);
+        let now = stages.now();
+        assert_eq!((now.apart, now.fetching, now.preparing), (0, 0, 0));
+        assert_eq!((now.to_fetch, now.to_prepare), (0, 0));
+    }
+
+    #[test]
+    fn a_sample_that_is_read_while_it_is_prepared_is_set_apart_and_one_that_is_decoded_is_not() {
+        for is_reading in [true, false] {
+            let now = Instant::now();
+            let mut stages = pool(1, 1, "", "");
+            stages.submit(now, Deadline::default(), false, Some(SOURCE), 'a');
+            stages.submit(now, Deadline::at(9.0), false, None, 'b');
+            assert_eq!(begun_at(&mut stages, now), "pa ");
+            maintain(&mut stages, now + STUCK, is_reading);
+            let next = if is_reading { "pb " } else { "" };
+            assert_eq!(begun_at(&mut stages, now + STUCK), next);
+        }
+    }
+
+    #[test]
+    fn a_sample_that_a_slow_source_failed_to_give_is_read_again_apart() {
+        let now = Instant::now();
+        let mut stages = pool(1, 1, "a", "");
+        assert_eq!(begun_at(&mut stages, now), "fa ");
+        maintain(&mut stages, now + STUCK, false);
+        let failed = Ready {
+            is_unread: true,
+            ..Ready::default()
+        };
+        fetched_by(&mut stages, now + STUCK, 0, failed);
+        maintain(&mut stages, now + STUCK, false);
+        assert_eq!(begun_at(&mut stages, now + STUCK), "p. ");
+        let counts = stages.now();
+        assert_eq!((counts.apart, counts.preparing), (1, 0));
+    }
+
+    #[test]
+    fn samples_of_a_slow_source_that_nobody_wants_are_ended() {
+        let now = Instant::now();
+        let mut stages = pool(1, 1, "abc", "");
+        assert_eq!(begun_at(&mut stages, now), "fa ");
+        stages.maintain(now + STUCK, |_| false, |_| true);
+        stages.maintain(now + STUCK, |_| false, |_| false);
+        assert_eq!(begun_at(&mut stages, now + STUCK), "fb ");
+        fetched_by(&mut stages, now + STUCK, 1, Ready::default());
+        assert_eq!(begun_at(&mut stages, now + STUCK), "p. ");
     }
 }

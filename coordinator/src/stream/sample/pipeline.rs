@@ -8,7 +8,7 @@ use crate::observe::preparation_cost::PreparationCost;
 use crate::produce::deadline_queue::Deadline;
 use crate::produce::failure::Failure;
 use crate::produce::native::{Fetched, Recipe};
-use crate::produce::threads::{PoolWork, Ready};
+use crate::produce::threads::{PoolWork, Ready, SourceFile};
 use crate::stream::Stream;
 use crate::stream::sample::PendingSample;
 use coprep_pipeline::Scratch;
@@ -74,12 +74,20 @@ impl PipelineWork {
 
 impl PoolWork for PipelineWork {
     fn needs_fetch(&self) -> bool {
-        self.recipe.cached_as(self.sample.draw.id).is_none()
+        // A sample that nobody wants any more is ended without a read.
+        self.sample.drawn_for.is_wanted() && self.recipe.cached_as(self.sample.draw.id).is_none()
+    }
+
+    fn file(&self) -> Option<SourceFile> {
+        Some(SourceFile {
+            source: self.recipe.dataset.fingerprint(),
+            sample: self.sample.draw.id,
+        })
     }
 
     fn fetch(&mut self) -> Ready {
         // The sample may have been cached since the work was submitted.
-        if self.needs_fetch() && self.sample.drawn_for.is_wanted() {
+        if self.needs_fetch() {
             self.sample.time_runs(true);
             let is_looking = self.sample.plan.due.is_some();
             let fetched = self.recipe.fetch_ahead(self.sample.draw.id, is_looking);
@@ -93,6 +101,7 @@ impl PoolWork for PipelineWork {
             due: self.start_when_fetched(expected),
             at_work: fetched.map_or(0.0, |f| f.at_work),
             bytes: fetched.map_or(0, |f| f.cost.fetched_bytes),
+            is_unread: fetched.is_none() && self.needs_fetch(),
         }
     }
 
