@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::error::{Error, Interrupt, Result};
+use crate::error::{Interrupt, Result, disconnected, interrupted};
 
 /// Longest time between two calls of an [`InterruptCheck`]. Ctrl-C in Python takes effect within it.
 pub const SLICE: Duration = Duration::from_millis(200);
 
-/// Callback that runs at least every [`SLICE`] of a wait. If it fails, the wait ends with [`Error::Interrupted`].
+/// Callback that runs at least every [`SLICE`] of a wait. If it fails, the wait ends with [`crate::ErrorKind::Interrupted`].
 pub type InterruptCheck = Arc<dyn Fn() -> std::result::Result<(), Interrupt> + Send + Sync>;
 
 /// Returns a check that never interrupts.
@@ -57,7 +57,7 @@ impl<'a> Timeout<'a> {
     pub(crate) fn sleep(&self, time: Duration) -> Result<()> {
         let end = Instant::now() + time.min(self.left());
         loop {
-            (self.interrupt_check)().map_err(Error::Interrupted)?;
+            (self.interrupt_check)().map_err(interrupted)?;
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(());
@@ -69,7 +69,7 @@ impl<'a> Timeout<'a> {
     /// Waits until `fd` can be read or is at its end. Returns whether that happened within the limit.
     pub(crate) fn until_readable(&self, fd: BorrowedFd<'_>) -> Result<bool> {
         loop {
-            (self.interrupt_check)().map_err(Error::Interrupted)?;
+            (self.interrupt_check)().map_err(interrupted)?;
             let left = self.left();
             // The poll comes even if no time is left, so that a limit of zero still finds data that has come.
             if events(fd, PollFlags::POLLIN, left.min(SLICE))?.is_some() {
@@ -94,6 +94,6 @@ pub(crate) fn events(
     match poll(&mut fds, time) {
         Ok(0) | Err(Errno::EINTR) => Ok(None),
         Ok(_) => Ok(fds[0].revents()),
-        Err(e) => Err(Error::Disconnected(format!("poll: {e}"))),
+        Err(e) => Err(disconnected(format!("poll: {e}"))),
     }
 }

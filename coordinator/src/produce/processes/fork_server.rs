@@ -18,6 +18,7 @@ use coprep_shared_memory::lock::{lock, unpoisoned};
 use coprep_shared_memory::staging::Layout;
 use fail::fail_point;
 
+use crate::error::{code_failed, os};
 use crate::produce::processes::SampleShape;
 use crate::produce::processes::zygote::{Ended, Zygote};
 use crate::{Error, Result};
@@ -91,10 +92,10 @@ impl ForkServer {
         is_awaited: impl Fn() -> bool,
     ) -> Result<(Arc<ForkServer>, u64)> {
         let (ours, theirs) =
-            UnixStream::pair().map_err(|e| Error::io("cannot make a pair of sockets", e))?;
+            UnixStream::pair().map_err(|e| os("cannot make a pair of sockets", e))?;
         let receiving = ours
             .try_clone()
-            .map_err(|e| Error::io("cannot copy a socket", e))?;
+            .map_err(|e| os("cannot copy a socket", e))?;
         let fork_server = Arc::new(ForkServer {
             channel: Channel::new(ours),
             asking: Mutex::default(),
@@ -113,10 +114,10 @@ impl ForkServer {
         std::thread::Builder::new()
             .name("code-host".into())
             .spawn(hear)
-            .map_err(|e| Error::io("cannot start a thread", e))?;
+            .map_err(|e| os("cannot start a thread", e))?;
         let find = |s: &mut ForkServerState| match s.samples {
-            None if !is_awaited() => Some(Err(Error::Code(
-                "the job left while its dataset was loaded".into(),
+            None if !is_awaited() => Some(Err(code_failed(
+                "the job left while its dataset was loaded",
             ))),
             samples => samples.map(Ok),
         };
@@ -143,7 +144,9 @@ impl ForkServer {
     }
 
     fn ask(&self, request: &ForkServerRequest, descriptors: &[RawFd]) -> Result<()> {
-        let message = serde_json::to_vec(request).map_err(|e| Error::Code(e.to_string()))?;
+        let message = serde_json::to_vec(request).map_err(|e| {
+            code_failed("a request to the dataset's process cannot be written").because(e)
+        })?;
         // If the fork server is gone, its state says why, so this error is ignored.
         let _ = self.channel.send(&message, descriptors);
         Ok(())
@@ -164,7 +167,7 @@ impl ForkServer {
             }
             // Taken, so that a later request does not report the same failure.
             if let Some(why) = state.failed.take() {
-                return Err(Error::Code(why));
+                return Err(code_failed(why));
             }
             // Checked last, because a message that came before the end may hold the answer.
             if let Some(ended) = &state.ended {
@@ -172,7 +175,7 @@ impl ForkServer {
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Error::Code(format!(
+                return Err(code_failed(format!(
                     "the process that runs the dataset's code takes longer than {limit:?} {what}"
                 )));
             }
@@ -217,7 +220,7 @@ impl ForkServer {
         let number = {
             let mut state = self.state();
             if task_table.is_some() && !state.mapped {
-                return Err(Error::Code("the stream is at its end".into()));
+                return Err(code_failed("the stream is at its end"));
             }
             state.workers.push(WorkerState {
                 makes_samples: task_table.is_some(),

@@ -19,12 +19,13 @@ use coprep_protocol::nap::nap;
 use coprep_shared_memory::lock::{lock, unpoisoned};
 use fail::fail_point;
 
+use crate::Result;
+use crate::error::{defect, os};
 use crate::observe::stalls::{FetchWeight, StallClock};
 use crate::produce::deadline_queue::Deadline;
 #[cfg(feature = "measure")]
 pub use crate::produce::threads::pass::pass;
 use crate::produce::threads::stages::{CompletedTask, StageQueues, ThreadTask};
-use crate::{Error, Result};
 use coprep_pipeline::Scratch;
 
 /// A task of the pool.
@@ -135,7 +136,7 @@ impl ThreadPool {
             let builder = std::thread::Builder::new().name(format!("worker-{number}"));
             let thread = builder
                 .spawn(move || work_guarded(&pool))
-                .map_err(|e| Error::io("cannot start worker threads", e))?;
+                .map_err(|e| os("cannot start worker threads", e))?;
             started.push(thread);
         }
         Ok(())
@@ -177,7 +178,7 @@ impl ThreadPool {
     /// When a thread has panicked outside of a task, because the pool's state may be half changed.
     pub(crate) fn maintain(&self) -> Result<()> {
         if self.pool.state().is_broken {
-            return Err(Error::Defect("a worker thread panicked"));
+            return Err(defect("a worker thread panicked"));
         }
         let wanted = self.pool.rebalance(self.cap);
         let mut is_short = lock(&self.is_short);
