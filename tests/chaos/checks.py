@@ -58,21 +58,52 @@ class Rank:
     is_done: bool = False
     kept: list[str] = field(default_factory=list)
     """Mappings of shared memory that are left after everything was closed."""
+    malformed: list[str] = field(default_factory=list)
+    """Lines of the logs that are no records. If there are any, nothing else is known of the rank."""
 
 
-def parse(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """Returns the records of a log. The last line of a killed process may be cut."""
-    records = []
+@dataclass(frozen=True)
+class Log:
+    """The log of one process of a rank."""
+
+    records: list[dict[str, Any]]
+    malformed: list[str]
+    """Lines that are no records."""
+
+
+def parse(text: str, is_killed: bool) -> Log:
+    """Reads a log. The last line of a killed process may be cut, and is left out if it is."""
+    *lines, rest = text.split("\n")
+    log = Log([], [])
     for line in lines:
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue
-    return records
+        _read_line(log, line)
+    # Each record is written together with the end of its line. Only a kill can come between the two.
+    if rest and not is_killed:
+        log.malformed.append(rest)
+    return log
 
 
-def read_rank(runs: Sequence[Sequence[dict[str, Any]]]) -> Rank:
-    """Joins the records of a rank's processes, in the order in which the processes ran."""
+def _read_line(log: Log, line: str) -> None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if isinstance(record, dict) and "what" in record:
+        log.records.append(record)
+    else:
+        log.malformed.append(line)
+
+
+def read_rank(runs: Sequence[Sequence[dict[str, Any]]], malformed: Sequence[str] = ()) -> Rank:
+    """Joins the records of a rank's processes, in the order in which the processes ran.
+
+    Args:
+        runs: the records of each process.
+        malformed: lines of the logs that are no records. If there are any, the records are not read, since those that
+            are missing would make the others look wrong.
+    """
+    if malformed:
+        return Rank(malformed=list(malformed))
     records: list[dict[str, Any]] = []
     for run in runs:
         for resumed_from in (record for record in run if record["what"] == "resumed"):
@@ -187,6 +218,12 @@ def check_job(
     job = plan.jobs[number]
     due = due_of(plan, number)
     name = f"job {number}"
+    if any(rank.malformed for rank in ranks):
+        return [
+            Finding("malformed log", f"{name}, rank {n}: {line[:200]!r}")
+            for n, rank in enumerate(ranks)
+            for line in rank.malformed[:MANY]
+        ]
     found = [Finding("contents", f"{name}, rank {n}: {text}") for n, rank in enumerate(ranks) for text in rank.wrong]
     for n, rank in enumerate(ranks):
         if rank.crash and not is_due(plan, *rank.crash, is_alone or _others_failed(ranks, rank)):

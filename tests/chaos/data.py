@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,48 +26,23 @@ class Broken(Exception):
     """Raised by samples that fail."""
 
 
-class Values:
-    """A dataset whose sample i is an array full of i, and i itself.
+@dataclass(frozen=True)
+class Misbehaviour:
+    """Samples of a dataset that are slow, raise, or kill their worker."""
 
-    Args:
-        size: number of samples.
-        width: number of elements in a sample's array.
-        slow: ids of slow samples.
-        slow_s: seconds that each slow sample takes.
-        failing: ids of samples that raise.
-        deadly: ids of samples that kill their worker, each time.
-        deadly_once: ids of samples that kill their worker the first time.
-        marks: folder that holds a file for each of the latter that has killed.
-    """
+    slow: Sequence[int] = ()
+    slow_s: float = 0.0
+    """Seconds that each slow sample takes."""
+    failing: Sequence[int] = ()
+    deadly: Sequence[int] = ()
+    """Ids of samples that kill their worker, each time."""
+    deadly_once: Sequence[int] = ()
+    """Ids of samples that kill their worker the first time."""
+    marks: str = ""
+    """Folder with a file for each of these samples that has killed a worker."""
 
-    def __init__(
-        self,
-        size: int,
-        width: int = 8,
-        slow: Sequence[int] = (),
-        slow_s: float = 0.0,
-        failing: Sequence[int] = (),
-        deadly: Sequence[int] = (),
-        deadly_once: Sequence[int] = (),
-        marks: str = "",
-    ) -> None:
-        self.size = size
-        self.width = width
-        self.slow = tuple(slow)
-        self.slow_s = slow_s
-        self.failing = tuple(failing)
-        self.deadly = tuple(deadly)
-        self.deadly_once = tuple(deadly_once)
-        self.marks = marks
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, i: int) -> Any:
-        self.misbehave(i)
-        return np.full(self.width, i, np.int64), i
-
-    def misbehave(self, i: int) -> None:
+    def show(self, i: int) -> None:
+        """Does what a sample does to its worker before it is made."""
         if i in self.slow:
             time.sleep(self.slow_s)
         if i in self.failing:
@@ -83,11 +59,33 @@ class Values:
         return True
 
 
+class Values:
+    """A dataset whose sample i is an array full of i, and i itself.
+
+    Args:
+        size: number of samples.
+        width: number of elements in a sample's array.
+        misbehaviour: the samples that are not made at once.
+    """
+
+    def __init__(self, size: int, width: int = 8, misbehaviour: Misbehaviour | None = None) -> None:
+        self.size = size
+        self.width = width
+        self.misbehaviour = misbehaviour or Misbehaviour()
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, i: int) -> Any:
+        self.misbehaviour.show(i)
+        return np.full(self.width, i, np.int64), i
+
+
 class Pickled(Values):
     """A dataset with samples of unequal size, which travel pickled."""
 
     def __getitem__(self, i: int) -> Any:
-        self.misbehave(i)
+        self.misbehaviour.show(i)
         return {"raw": bytes([i % 251]) * raw_length(i), "label": i}
 
 

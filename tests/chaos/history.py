@@ -425,12 +425,21 @@ class History:
     # Checks.
 
     def _ranks(self, job: int) -> list[checks.Rank]:
-        attempts = 1 + max((one.part.attempt for one in self.processes if one.part.job == job), default=0)
         ranks = []
         for rank in range(self.plan.jobs[job].ranks):
-            logs = (self.room.log(job, rank, attempt) for attempt in range(attempts))
-            ranks.append(checks.read_rank([checks.parse(log.read_text().splitlines()) for log in logs if log.exists()]))
+            # In the order in which they were started, which is that of their attempts.
+            processes = (one for one in self.processes if (one.part.job, one.part.rank) == (job, rank))
+            logs = [log for log in map(self._log, processes) if log is not None]
+            malformed = [line for log in logs for line in log.malformed]
+            ranks.append(checks.read_rank([log.records for log in logs], malformed))
         return ranks
+
+    def _log(self, process: Running) -> checks.Log | None:
+        """Reads the log of a process, or returns ``None`` if the process ended before it had one."""
+        path = self.room.log(process.part.job, process.part.rank, process.part.attempt)
+        if not path.exists():
+            return None
+        return checks.parse(path.read_text(errors="replace"), is_killed=(process.status or 0) < 0)
 
     def _check_jobs(self) -> None:
         is_given_up = any(one.kind == "hang" for one in self.result.findings)
@@ -471,6 +480,9 @@ class History:
         return [p for p in faults.descendants(os.getpid()) if p.is_zombie and p.parent != os.getpid()]
 
     def _check_machine(self) -> None:
+        # A job that was killed may have left a process that is just about to run the coordinator's program. Until then it
+        # has another name, and would not be told to end. If it never gets so far, it is a process that is left.
+        self._until(lambda: not self._orphans(), 5)
         coordinators = self._coordinators()
         if coordinators and self._find_idle():
             self._probe(coordinators[-1])
@@ -504,6 +516,15 @@ class History:
             # removes the file.
             may_stay.add("s.starting")
         return may_stay
+
+    def _orphans(self) -> list[faults.Process]:
+        """Returns the processes whose parent has ended, besides coordinators."""
+        jobs = {one.pid for one in self.processes}
+        return [
+            p
+            for p in faults.descendants(os.getpid())
+            if p.parent == os.getpid() and p.pid not in jobs and p.command != "coprep" and not p.is_zombie
+        ]
 
     def _coordinators(self) -> list[int]:
         return faults.targets(faults.descendants(os.getpid()), "coordinator")

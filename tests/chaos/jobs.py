@@ -96,16 +96,10 @@ def pipeline_of(data: Data, room: Room) -> Any:
     """Returns the dataset of a loader."""
     if not data.is_native:
         kind = datasets.Pickled if data.kind == "pickled" else datasets.Values
-        values = kind(
-            data.samples,
-            data.width,
-            data.slow,
-            data.slow_s,
-            data.failing,
-            data.deadly,
-            data.deadly_once,
-            str(room.folder),
+        misbehaviour = datasets.Misbehaviour(
+            data.slow, data.slow_s, data.failing, data.deadly, data.deadly_once, marks=str(room.folder)
         )
+        values = kind(data.samples, data.width, misbehaviour)
         if not data.is_iterable:
             return values
         from tests.chaos.iterated import Iterated

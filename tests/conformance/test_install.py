@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -483,6 +484,17 @@ if __name__ == "__main__":
 """
 
 
+def outputs(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+    """Returns what each process printed, on stdout and stderr, once all have ended. None is left behind."""
+    # All together have less than the 180 s that the runner allows a test, so that this wait reports the one that hangs.
+    end = time.monotonic() + 2 * WAIT
+    try:
+        return [process.communicate(timeout=max(0.0, end - time.monotonic())) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
 def test_ranks_that_were_launched_one_by_one_are_one_job(place: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(BY_HAND)
     # Otherwise Gloo takes the interface of the host's name, which need not be the loopback.
@@ -498,7 +510,7 @@ def test_ranks_that_were_launched_one_by_one_are_one_job(place: Path, tmp_path: 
         )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=3 * WAIT) for rank in ranks]
+    said = outputs(ranks)
     assert [rank.returncode for rank in ranks] == [0, 0], said
     ids = [list(map(int, out.split())) for out, _ in said]
     assert len(ids[0]) == 40 and sorted(ids[0] + ids[1]) == sorted(2 * list(range(40)))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import select
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jobs import Job, Start
+from waiting import WAIT
 
 HERE = str(Path(__file__).parent)
 """Folder that a job needs on its path."""
@@ -112,3 +116,44 @@ class RankProcess:
     def is_given_more(self, seconds: float) -> bool:
         assert self.job.process.stdout is not None
         return bool(select.select([self.job.process.stdout], [], [], seconds)[0])
+
+
+class MemberProcess(RankProcess):
+    """A job of a cohort, and the ids or items that it was given, by epoch and batch.
+
+    Its script prints ``ready`` first and waits for a line. It prints ``done`` at its end.
+    """
+
+    def __init__(self, job: Job, epochs: int) -> None:
+        super().__init__(job, epochs)
+        assert job.line() == "ready"
+
+    def finish(self) -> None:
+        """Takes the rest of the batches, until the job ends."""
+        while (line := self.job.line()) != "done":
+            epoch, given = json.loads(line)
+            self.epochs[epoch].append(given)
+            self.job.say("on")
+        self.job.result()
+
+    def given(self) -> list[list[int]]:
+        """Returns the ids or items of each epoch."""
+        return [[i for batch in batches for i in batch] for batches in self.epochs]
+
+
+def finish(members: Sequence[MemberProcess]) -> None:
+    """Lets members take the rest of their batches. They wait for each other, so each needs a thread."""
+    threads = [threading.Thread(target=member.finish) for member in members]
+    for thread in threads:
+        thread.start()
+    # All waits together are shorter than the 180 s that the runner allows a test, so that a hang is reported here.
+    end = time.monotonic() + 2 * WAIT
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    assert not any(thread.is_alive() for thread in threads), "a member does not end"
+
+
+def together(members: Sequence[MemberProcess], batches: int) -> None:
+    """Lets members take this many batches in step."""
+    for _ in range(batches):
+        [member.take(1) for member in members]

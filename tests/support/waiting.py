@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,3 +26,9 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except (ProcessLookupError, FileNotFoundError):
         return True
+
+
+def kill(pid: int) -> None:
+    """Kills a process, and waits until it is gone."""
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: gone(pid), "it is gone")

@@ -82,7 +82,7 @@ impl<'a> Timeout<'a> {
     }
 }
 
-/// Returns the events that `poll` reports for `fd`, or `None` if there was none in time.
+/// Returns the events that `poll` reports for `fd`, or `None` if there was none in time or a signal ended the wait.
 pub(crate) fn events(
     fd: BorrowedFd<'_>,
     wanted: PollFlags,
@@ -91,9 +91,14 @@ pub(crate) fn events(
     // The time is rounded up, so that a wait of less than a millisecond does not become a busy loop.
     let time = PollTimeout::try_from(time.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX);
     let mut fds = [PollFd::new(fd, wanted)];
-    match poll(&mut fds, time) {
-        Ok(0) | Err(Errno::EINTR) => Ok(None),
-        Ok(_) => Ok(fds[0].revents()),
-        Err(e) => Err(disconnected(format!("poll: {e}"))),
+    loop {
+        match poll(&mut fds, time) {
+            // A look without a wait is repeated: it has to find what has come. A wait ends, so that its owner checks
+            // for interrupts at once, and waits for the rest of its time.
+            Err(Errno::EINTR) if time == PollTimeout::ZERO => {}
+            Ok(0) | Err(Errno::EINTR) => return Ok(None),
+            Ok(_) => return Ok(fds[0].revents()),
+            Err(e) => return Err(disconnected(format!("poll: {e}"))),
+        }
     }
 }

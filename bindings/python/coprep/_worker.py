@@ -36,6 +36,7 @@ import numpy.typing as npt
 from coprep import _exchange
 from coprep._coprep import SampleTask, WorkerLink, keep_freed_memory
 from coprep._iterables import Batches, EpochEnds, Reader
+from coprep._output import tolerate_failures
 from coprep._packing import Packed, pack, unpack
 from coprep._seeding import INT64, SeedWatch, seed_all, seed_by
 from coprep._structure import Structure
@@ -96,6 +97,7 @@ class Layout(NamedTuple):
 
 def enter() -> socket.socket:
     """Makes this process end with its parent. Returns the socket for its orders, which it got as standard input."""
+    tolerate_failures()
     end_with_parent(os.getppid())
     # Ctrl-C in the terminal of a coordinator reaches its children too, but the coordinator decides when they end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -268,10 +270,11 @@ class Parent:
         except BrokenPipeError:
             return False
         except Exception as error:
-            self._report_failure(what, error)
+            self._report_failure(what, request.get("worker"), error)
         return True
 
-    def _report_failure(self, what: str, error: Exception) -> None:
+    def _report_failure(self, what: str, worker: int | None, error: Exception) -> None:
+        """Reports that a request failed. ``worker`` is the number of the worker that it was about, if any."""
         raise NotImplementedError
 
     def _send_event(self, event: str, descriptors: tuple[int, ...] = (), **values: Any) -> None:
@@ -365,8 +368,8 @@ class _ForkServer(Parent):
     def _kill(self, worker: int) -> None:
         self._end_child(worker)
 
-    def _report_failure(self, what: str, error: Exception) -> None:
-        self._send_event("failed", message=_failed(what, error))
+    def _report_failure(self, what: str, worker: int | None, error: Exception) -> None:
+        self._send_event("failed", worker=worker, message=_failed(what, error))
 
     def _ended(self, number: int, status: int) -> None:
         self._send_event("exited", worker=number, how=_how_it_ended(status))

@@ -119,7 +119,7 @@ class _Zygote(Parent):
     def _kill(self, host: int) -> None:
         self._end_child(host)
 
-    def _report_failure(self, what: str, error: Exception) -> None:
+    def _report_failure(self, what: str, worker: int | None, error: Exception) -> None:
         # No process waits for an answer, but a person who looks for a defect needs the message.
         sys.stderr.write(f"cannot {what}: {_exchange.describe(error)}\n")
 

@@ -1,27 +1,40 @@
 //! Named segments, which outlive their coordinator.
 //!
-//! A segment `NAME` of a user is the file `/dev/shm/coprep-UID-NAME`, mode 0600. The `shared_memory` crate creates and
-//! maps it, and `fallocate` reserves it. Its first page is a header, which is written last. A segment without a valid
-//! header was never completed, so it is replaced. A complete segment keeps its size even if another size is requested,
-//! because its contents are worth more. A segment of another dataset is left alone and reported as an error.
+//! A segment `NAME` of a user is the file `/dev/shm/coprep-UID-NAME`, mode 0600. The `shared_memory` crate maps it, and
+//! `fallocate` reserves it. Its first page is a header, which is written last. A segment without a valid header was
+//! never completed, so it is replaced. A complete segment keeps its size even if another size is requested, because its
+//! contents are worth more. A segment of another dataset is left alone and reported as an error.
 //!
 //! **In use.** A process that uses a segment holds an `flock` on it. The kernel releases the lock when the process ends
 //! for any reason. So no death leaves a segment locked, and there is no process number that could be mistaken for
 //! another process's.
 //!
+//! **One rule** keeps processes that use the same name apart: only the process that holds the lock of the file with
+//! that name completes the file, maps it or removes the name. A process that obtains a lock compares the inodes of the
+//! locked file and of the file that has the name, because the name may have been removed, and given to another file,
+//! while the process waited. After that comparison nobody else can remove the name, so it stays with the locked file.
+//!
+//! A new file obeys the rule from its first moment: it is created without a name (`O_TMPFILE`), locked, and only then
+//! given its name by `linkat`, which fails if another file has the name. For this reason the `shared_memory` crate does
+//! not create it: `shm_open` gives a file its name before anybody can lock it. So an incomplete segment that can be
+//! locked was left behind by a process that ended or gave up, and never belongs to a process that is about to complete
+//! it.
+//!
 //! **Access.** Other users are kept out: owner and mode of an existing segment are checked. Other processes of the same
 //! user can open the file and write it. Checksums catch such writes when the cache is taken over, but not while it is
 //! in use.
-#![expect(unsafe_code, reason = "writes the header in the mapping")]
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::ErrorKind as Io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::time::Duration;
 
 use coprep_shared_memory::memory;
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags};
 use shared_memory::{Shmem, ShmemConf, ShmemError};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -43,9 +56,12 @@ const REMOVE_IT: &str = "remove it, or choose another name";
 /// A mapped segment, locked for this process.
 pub(crate) struct Segment {
     memory: Shmem,
-    /// Holds the lock. It is closed after the mapping is gone, because fields are dropped in order.
-    _lock: File,
+    /// It is closed after the mapping is gone, because fields are dropped in order.
+    _locked: LockedFile,
 }
+
+/// A file that this process has locked and that had the name of its segment under that lock.
+struct LockedFile(File);
 
 /// The result of [`open`].
 pub(crate) struct OpenedSegment {
@@ -54,6 +70,7 @@ pub(crate) struct OpenedSegment {
     pub(crate) shape: SegmentLayout,
     /// True if the segment has an index to take over.
     pub(crate) is_warm: bool,
+    /// True if this call removed an incomplete segment and created `segment` in its place.
     pub(crate) replaced: bool,
 }
 
@@ -78,31 +95,35 @@ pub(crate) fn seed(fingerprint: u128) -> u64 {
 pub(crate) fn open(name: &str, shape: SegmentLayout, fingerprint: u128) -> Result<OpenedSegment> {
     let place = SegmentPath::new(name)?;
     let header = header(&shape, fingerprint);
-    let mut replaced = false;
+    let mut removed = false;
     for _ in 0..OPEN_TRIES {
-        let Some(lock) = place.lock()? else {
-            match place.create(&shape, &header)? {
-                Some(segment) => {
-                    return Ok(OpenedSegment {
-                        segment,
-                        shape,
-                        is_warm: false,
-                        replaced,
-                    });
-                }
-                None => continue,
+        let Some(file) = place.lock()? else {
+            if let Some(segment) = place.create(&shape, &header)? {
+                return Ok(OpenedSegment {
+                    segment,
+                    shape,
+                    is_warm: false,
+                    replaced: removed,
+                });
             }
+            continue;
         };
-        if let Some((segment, shape)) = place.reuse(lock, &header)? {
+        let Some(found) = place.shape(&file, &header)? else {
+            // The next round creates a segment, unless another process is faster.
+            removed |= place.unlink(&file)?;
+            continue;
+        };
+        if let Some(memory) = place.map(&file, &found)? {
             return Ok(OpenedSegment {
-                segment,
-                shape,
+                segment: Segment {
+                    memory,
+                    _locked: file,
+                },
+                shape: found,
                 is_warm: true,
-                replaced,
+                replaced: false,
             });
         }
-        // `reuse` has removed the file, which was no complete segment. The next round creates one.
-        replaced = true;
     }
     Err(place.in_use())
 }
@@ -159,11 +180,10 @@ fn describe(name: &str) -> Option<NamedSegment> {
 /// If a live coordinator uses the segment, or it belongs to another user.
 pub fn remove_named(name: &str) -> Result<bool> {
     let place = SegmentPath::new(name)?;
-    let Some(_lock) = place.lock()? else {
-        return Ok(false);
-    };
-    place.unlink()?;
-    Ok(true)
+    match place.lock()? {
+        Some(file) => place.unlink(&file),
+        None => Ok(false),
+    }
 }
 
 /// Returns `true` if a segment can have this name, or a name that begins with it. `longest` bounds the length in bytes.
@@ -262,13 +282,14 @@ impl SegmentPath {
     }
 
     /// Opens and locks the file, if it exists.
-    fn lock(&self) -> Result<Option<File>> {
+    fn lock(&self) -> Result<Option<LockedFile>> {
         let Some(file) = self.open_file()? else {
             return Ok(None);
         };
         self.lock_file(&file)?;
         // Another process may have removed it between opening and locking. Then it does not exist.
-        Ok(self.is_still(&file).then_some(file))
+        let is_named = self.names(&file);
+        Ok(is_named.then_some(LockedFile(file)))
     }
 
     fn lock_file(&self, file: &File) -> Result<()> {
@@ -282,47 +303,30 @@ impl SegmentPath {
         Err(self.in_use())
     }
 
-    fn is_still(&self, file: &File) -> bool {
+    /// Returns true if the name of the segment is the name of this file.
+    fn names(&self, file: &File) -> bool {
         let there = fs::symlink_metadata(self.path()).map(|m| (m.dev(), m.ino()));
         let ours = file.metadata().map(|m| (m.dev(), m.ino()));
         matches!((there, ours), (Ok(there), Ok(ours)) if there == ours)
     }
 
-    fn unlink(&self) -> Result<()> {
-        match fs::remove_file(self.path()) {
-            Err(e) if e.kind() != Io::NotFound => Err(self.os(e)),
-            _ => Ok(()),
+    /// Removes the name. Returns false if it is not the name of the locked file, which happens only if something other
+    /// than this module, such as `rm`, removed the name.
+    fn unlink(&self, locked: &LockedFile) -> Result<bool> {
+        if !self.names(&locked.0) {
+            return Ok(false);
         }
-    }
-
-    /// Opens the segment if it is complete, whatever its capacity. Otherwise removes it.
-    fn reuse(
-        &self,
-        lock: File,
-        wanted: &SegmentHeader,
-    ) -> Result<Option<(Segment, SegmentLayout)>> {
-        if let Some(shape) = self.shape(&lock, wanted)? {
-            let memory = ShmemConf::new().os_id(format!("/{}", self.file)).open();
-            let memory = memory.map_err(|e| self.crate_error(&e))?;
-            // The crate opens a segment by its name, which must still be the name of the locked file.
-            if self.is_still(&lock) && memory.len() == shape.bytes {
-                self.reserve(&lock, &shape)?;
-                let segment = Segment {
-                    memory,
-                    _lock: lock,
-                };
-                return Ok(Some((segment, shape)));
-            }
-        }
-        self.unlink()?;
-        Ok(None)
+        fs::remove_file(self.path())
+            .map(|()| true)
+            .map_err(|e| self.os(e))
     }
 
     /// Reads the layout of a segment, or `None` if the segment is not complete.
-    fn shape(&self, file: &File, wanted: &SegmentHeader) -> Result<Option<SegmentLayout>> {
+    fn shape(&self, locked: &LockedFile, wanted: &SegmentHeader) -> Result<Option<SegmentLayout>> {
+        let file = &locked.0;
         let mut bytes = [0; HEADER];
         match file.read_exact_at(&mut bytes, 0) {
-            // The creator has not set the size of the file yet. It was probably killed.
+            // The creator was killed before it set the size of the file.
             Err(e) if e.kind() == Io::UnexpectedEof => return Ok(None),
             read => read.map_err(|e| self.os(e))?,
         }
@@ -343,31 +347,68 @@ impl SegmentPath {
     /// Creates a segment, or returns `None` if another process was faster.
     fn create(&self, shape: &SegmentLayout, header: &SegmentHeader) -> Result<Option<Segment>> {
         self.check_room(shape.bytes as u64)?;
-        let created = ShmemConf::new()
-            .os_id(format!("/{}", self.file))
-            .size(shape.bytes)
-            .create();
-        let mut memory = match created {
-            Ok(memory) => memory,
-            Err(ShmemError::MappingIdExists) => return Ok(None),
-            Err(e) => return Err(self.crate_error(&e)),
-        };
-        // As long as the segment is unfinished, dropping its handle removes it.
-        memory.set_owner(true);
-        let Some(lock) = self.lock()? else {
-            // Another process removed ours, and the file of this name may now be theirs. It must not be removed.
-            memory.set_owner(false);
+        let Some(file) = self.create_locked()? else {
             return Ok(None);
         };
-        self.reserve(&lock, shape)?;
-        // A reserved segment outlives this process, so its handle must not remove it any more.
-        memory.set_owner(false);
-        let segment = Segment {
+        let memory = self.complete(&file, shape, header).inspect_err(|_| {
+            // The segment goes while it is still locked. Otherwise it would keep memory that nobody uses. If the
+            // removal fails too, the first error says more.
+            let _ = self.unlink(&file);
+        })?;
+        Ok(memory.map(|memory| Segment {
             memory,
-            _lock: lock,
-        };
-        segment.write_header(header);
-        Ok(Some(segment))
+            _locked: file,
+        }))
+    }
+
+    /// Creates an empty file that is locked before it has the name. Returns `None` if another file has the name.
+    fn create_locked(&self) -> Result<Option<LockedFile>> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(libc::O_TMPFILE | libc::O_CLOEXEC)
+            .open(FOLDER)
+            .map_err(|e| self.os(e))?;
+        self.lock_file(&file)?;
+        let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let follow = AtFlags::AT_SYMLINK_FOLLOW;
+        match nix::unistd::linkat(AT_FDCWD, &*unnamed, AT_FDCWD, &self.path(), follow) {
+            Ok(()) => Ok(Some(LockedFile(file))),
+            Err(Errno::EEXIST) => Ok(None),
+            Err(e) => Err(self.os(e.into())),
+        }
+    }
+
+    /// Makes a segment of an empty file. The header is written last, so a segment that has one is complete.
+    fn complete(
+        &self,
+        locked: &LockedFile,
+        shape: &SegmentLayout,
+        header: &SegmentHeader,
+    ) -> Result<Option<Shmem>> {
+        let file = &locked.0;
+        file.set_len(shape.bytes as u64).map_err(|e| self.os(e))?;
+        let memory = self.map(locked, shape)?;
+        if let Some(bytes) = header.to_bytes() {
+            // Without a header the segment serves this process, and the next one replaces it.
+            file.write_all_at(&bytes, 0).map_err(|e| self.os(e))?;
+        }
+        Ok(memory)
+    }
+
+    /// Maps the file and reserves all of it. Returns `None` if something other than this module, such as `rm`, removed
+    /// or changed the file meanwhile.
+    fn map(&self, locked: &LockedFile, shape: &SegmentLayout) -> Result<Option<Shmem>> {
+        let memory = ShmemConf::new().os_id(format!("/{}", self.file)).open();
+        let memory = memory.map_err(|e| self.crate_error(&e))?;
+        // The crate opens a file by its name. A file that has lost its name never gets it back. So if the name is still
+        // that of the locked file, the crate has mapped the locked file.
+        if !self.names(&locked.0) || memory.len() != shape.bytes {
+            return Ok(None);
+        }
+        self.reserve(&locked.0, shape)?;
+        Ok(Some(memory))
     }
 
     /// Reserves the part of the segment that is not reserved yet.
@@ -413,14 +454,47 @@ impl Segment {
     pub(crate) fn len(&self) -> usize {
         self.memory.len()
     }
+}
 
-    fn write_header(&self, header: &SegmentHeader) {
-        // Without a header the segment serves this process, and the next one replaces it.
-        let Some(bytes) = header.to_bytes() else {
-            return;
-        };
-        assert!(self.len() >= HEADER, "a segment is at least a page");
-        // SAFETY: in bounds, as just checked; the segment is locked, and nobody else here uses it yet.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start().as_ptr(), HEADER) };
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct TestPath(SegmentPath);
+
+    impl TestPath {
+        fn new(test: &str) -> Self {
+            let name = format!("test-{}-{test}", std::process::id());
+            TestPath(SegmentPath::new(&name).unwrap())
+        }
+    }
+
+    impl Drop for TestPath {
+        fn drop(&mut self) {
+            let _ = fs::remove_file(self.0.path());
+        }
+    }
+
+    #[test]
+    fn a_new_file_is_locked_as_soon_as_it_has_its_name() {
+        let TestPath(place) = &TestPath::new("new");
+        let file = place.create_locked().unwrap().unwrap();
+        assert!(place.names(&file.0));
+        let refused = place.lock().map(drop);
+        assert!(matches!(refused.unwrap_err().kind(), ErrorKind::InUse));
+        assert!(place.create_locked().unwrap().is_none());
+        assert!(place.names(&file.0));
+    }
+
+    #[test]
+    fn a_name_that_another_file_has_by_now_is_not_removed() {
+        let TestPath(place) = &TestPath::new("other");
+        let old = place.create_locked().unwrap().unwrap();
+        fs::remove_file(place.path()).unwrap();
+        let new = place.create_locked().unwrap().unwrap();
+        assert!(!place.unlink(&old).unwrap());
+        assert!(place.names(&new.0));
+        assert!(place.unlink(&new).unwrap());
+        assert!(!place.path().exists());
     }
 }

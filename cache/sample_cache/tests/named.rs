@@ -10,14 +10,18 @@
 #[expect(dead_code, reason = "shared with the tests of the hand-over")]
 mod common;
 
-use std::fs::{File, OpenOptions, Permissions};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use common::{Peer, role, say, until_closed};
+use common::{Peer, Random, role, say, until_closed};
 use coprep_cache::index::{IndexEntry, payload_checksum};
 use coprep_cache::{
     ErrorKind, Form, Meta, NoEviction, Result, SampleCache, TakeOver, list_named, remove_named,
 };
+use coprep_shared_memory::mapping::page_size;
 
 const META: Meta = Meta {
     form: Form::Encoded,
@@ -60,13 +64,29 @@ impl Segment {
         segment
     }
 
+    fn path(&self) -> PathBuf {
+        let user = nix::unistd::geteuid();
+        PathBuf::from(format!("/dev/shm/coprep-{user}-{}", self.name))
+    }
+
     fn file(&self) -> File {
-        let path = format!("/dev/shm/coprep-{}-{}", nix::unistd::geteuid(), self.name);
         OpenOptions::new()
             .read(true)
             .write(true)
-            .open(path)
+            .open(self.path())
             .unwrap()
+    }
+
+    /// Returns the inodes of the files that this process maps and that have, or had, the name of the segment.
+    fn mapped(&self) -> Vec<u64> {
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let path = self.path();
+        let inode = |line: &str| {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            let is_it = fields.get(5).is_some_and(|file| Path::new(file) == path);
+            is_it.then(|| fields[4].parse().unwrap())
+        };
+        maps.lines().filter_map(inode).collect()
     }
 
     fn flip(&self, at: u64) {
@@ -107,18 +127,85 @@ fn ids(cache: &NoEviction) -> Vec<u32> {
     (0..SAMPLES).filter(there).collect()
 }
 
-/// The entry point of the child process.
+/// The entry point of the child processes.
 #[test]
 fn child() {
-    let Some((name, socket)) = role() else { return };
-    let segment = Segment { name };
+    let Some((role, socket)) = role() else { return };
+    match role.split(' ').collect::<Vec<_>>()[..] {
+        [name] => fill_until_killed(name, &socket),
+        ["compete", name, witness, seed] => {
+            compete(name, Path::new(witness), seed.parse().unwrap(), &socket);
+        }
+        ["short", name] => open_without_address_space(name, &socket),
+        _ => panic!("no such role: {role}"),
+    }
+}
+
+fn fill_until_killed(name: &str, socket: &UnixStream) {
+    let segment = Segment { name: name.into() };
     let (cache, _) = segment.open();
     (0..5).for_each(|id| assert!(put(&cache, id)));
     // The parent kills this process while the sample is half written.
     let mut room = cache.reserve(9, 1000, META).unwrap();
     room.as_mut_slice().fill(1);
-    say(&socket, 5);
-    until_closed(&socket);
+    say(socket, 5);
+    until_closed(socket);
+}
+
+/// Opens and removes a segment for a second, in competition with other processes. Tells the parent how often it held
+/// the segment.
+fn compete(name: &str, witness: &Path, seed: u64, socket: &UnixStream) {
+    let segment = Segment { name: name.into() };
+    let mut random = Random(seed);
+    let (start, mut held) = (Instant::now(), 0);
+    while start.elapsed() < Duration::from_secs(1) {
+        match segment.open_as(CAPACITY, SAMPLES, FINGERPRINT) {
+            Ok((cache, found)) => {
+                held += 1;
+                check_held(&segment, &cache, found, witness, random.below(200));
+            }
+            Err(e) => assert!(matches!(e.kind(), ErrorKind::InUse), "{e}"),
+        }
+        if random.below(2) == 0
+            && let Err(e) = remove_named(name)
+        {
+            assert!(matches!(e.kind(), ErrorKind::InUse), "{e}");
+        }
+    }
+    say(socket, held);
+}
+
+/// Checks that no other process holds the segment, and that what this process holds has the name.
+fn check_held(
+    segment: &Segment,
+    cache: &NoEviction,
+    found: TakeOver,
+    witness: &Path,
+    microseconds: u64,
+) {
+    let witness = File::open(witness).unwrap();
+    witness.try_lock().unwrap();
+    // No process is killed, so no segment is left incomplete.
+    assert_eq!((found.replaced, found.dropped), (false, 0));
+    assert_eq!(ids(cache).len() as u64, found.entries);
+    put(cache, found.entries as u32);
+    std::thread::sleep(Duration::from_micros(microseconds));
+    let named = fs::metadata(segment.path()).map(|file| file.ino());
+    assert_eq!(segment.mapped(), [named.unwrap()]);
+}
+
+/// Asks for a segment that is larger than the address space that is left to this process.
+fn open_without_address_space(name: &str, socket: &UnixStream) {
+    let segment = Segment { name: name.into() };
+    let pages = fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+    let limit = pages * page_size() as u64 + (16 << 20);
+    nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_AS, limit, limit).unwrap();
+    let refused = segment.open_as(32 << 20, SAMPLES, FINGERPRINT).map(drop);
+    let error = refused.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Os(_)), "{error}");
+    assert!(!segment.path().exists());
+    say(socket, 1);
 }
 
 #[test]
@@ -135,6 +222,35 @@ fn a_killed_coordinator_leaves_its_samples_to_the_next() {
     assert_eq!(ids(&cache), [0, 1, 2, 3, 4]);
     assert!(put(&cache, 9));
     assert_eq!(ids(&cache), [0, 1, 2, 3, 4, 9]);
+}
+
+#[test]
+fn processes_that_create_and_remove_a_segment_at_once_never_hold_two_of_a_name() {
+    let segment = Segment::of("competition");
+    let witness = tempfile::NamedTempFile::new().unwrap();
+    let start = |seed| {
+        let (name, witness) = (&segment.name, witness.path().display());
+        Peer::start(&format!("compete {name} {witness} {seed}"))
+    };
+    let mut processes: Vec<_> = (0..4).map(start).collect();
+    let held: u64 = processes.iter_mut().map(Peer::hear).sum();
+    processes.iter_mut().for_each(Peer::ends_well);
+    assert!(held > 0);
+    remove_named(&segment.name).unwrap();
+    let files = fs::read_dir("/dev/shm").unwrap();
+    let left: Vec<_> = files
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .filter(|file| file.contains(&segment.name))
+        .collect();
+    assert_eq!(left, [""; 0]);
+}
+
+#[test]
+fn a_segment_that_cannot_be_mapped_is_not_left_behind() {
+    let segment = Segment::of("short");
+    let mut process = Peer::start(&format!("short {}", segment.name));
+    assert_eq!(process.hear(), 1);
+    process.ends_well();
 }
 
 #[test]

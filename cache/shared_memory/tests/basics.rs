@@ -192,13 +192,27 @@ fn dropping_one_buffer_leaves_its_neighbour() {
     }
 }
 
-fn ends() -> (Sender, Receiver, Doorbell, Bell) {
+/// Both ends of a hand-over of four items, and the doorbell between them.
+struct Handover {
+    sender: Sender,
+    receiver: Receiver,
+    doorbell: Doorbell,
+    /// The consumer's rings wake nobody once this is dropped.
+    bell: Bell,
+}
+
+fn handover() -> Handover {
     let mut sender = Sender::create(4).unwrap();
     let doorbell = Doorbell::new().unwrap();
     let bell = doorbell.bell().unwrap();
     let (deliver, reply) = sender.fds().unwrap();
     let receiver = Receiver::open(deliver, reply, bell.fd().unwrap()).unwrap();
-    (sender, receiver, doorbell, bell)
+    Handover {
+        sender,
+        receiver,
+        doorbell,
+        bell,
+    }
 }
 
 fn part(tag: u64) -> Item {
@@ -216,7 +230,11 @@ fn part(tag: u64) -> Item {
 
 #[test]
 fn items_come_in_order_and_whole() {
-    let (mut sender, receiver, _, _) = ends();
+    let Handover {
+        mut sender,
+        receiver,
+        ..
+    } = handover();
     assert_eq!(receiver.try_next().unwrap(), None);
     for tag in 0..3 {
         assert_eq!(sender.publish(part(tag)).unwrap(), tag);
@@ -230,7 +248,11 @@ fn items_come_in_order_and_whole() {
 
 #[test]
 fn releases_come_in_any_order_once_each() {
-    let (mut sender, receiver, _, _) = ends();
+    let Handover {
+        mut sender,
+        receiver,
+        ..
+    } = handover();
     for round in 0..100 {
         for tag in 0..4 {
             sender.publish(part(tag)).unwrap();
@@ -252,7 +274,12 @@ fn releases_come_in_any_order_once_each() {
 
 #[test]
 fn a_consumer_rings_only_for_a_coordinator_that_sleeps() {
-    let (mut sender, receiver, doorbell, _bell) = ends();
+    let Handover {
+        mut sender,
+        receiver,
+        doorbell,
+        bell: _bell,
+    } = handover();
     sender.disarm();
     sender.publish(part(0)).unwrap();
     sender.publish(part(1)).unwrap();
@@ -271,7 +298,12 @@ fn a_consumer_rings_only_for_a_coordinator_that_sleeps() {
 
 #[test]
 fn a_consumer_that_joins_a_sleeping_coordinator_rings() {
-    let (mut sender, receiver, doorbell, _bell) = ends();
+    let Handover {
+        mut sender,
+        receiver,
+        doorbell,
+        bell: _bell,
+    } = handover();
     sender.publish(part(0)).unwrap();
     receiver.try_next().unwrap();
     assert!(doorbell.wait(Duration::ZERO));
@@ -279,7 +311,11 @@ fn a_consumer_that_joins_a_sleeping_coordinator_rings() {
 
 #[test]
 fn a_wait_ends_when_its_time_is_up_or_something_comes() {
-    let (mut sender, receiver, _, _) = ends();
+    let Handover {
+        mut sender,
+        receiver,
+        ..
+    } = handover();
     assert!(!receiver.wait(Duration::from_millis(5)));
     let waiting = std::thread::spawn(move || receiver.wait(Duration::from_secs(20)));
     std::thread::sleep(Duration::from_millis(20));
@@ -289,7 +325,12 @@ fn a_wait_ends_when_its_time_is_up_or_something_comes() {
 
 #[test]
 fn what_is_taken_back_is_neither_seen_nor_released() {
-    let (mut sender, receiver, _, _bell) = ends();
+    let Handover {
+        mut sender,
+        receiver,
+        bell: _bell,
+        ..
+    } = handover();
     for tag in 0..3 {
         sender.publish(part(tag)).unwrap();
     }
@@ -323,7 +364,12 @@ fn what_is_taken_back_is_neither_seen_nor_released() {
 
 #[test]
 fn an_absent_consumer_rings_when_it_waits() {
-    let (mut sender, receiver, doorbell, _bell) = ends();
+    let Handover {
+        mut sender,
+        receiver,
+        doorbell,
+        bell: _bell,
+    } = handover();
     sender.publish(part(0)).unwrap();
     sender.take_back().unwrap();
     sender.set_absent(true);
@@ -340,7 +386,9 @@ fn an_absent_consumer_rings_when_it_waits() {
 
 #[test]
 fn the_share_arrives() {
-    let (sender, receiver, _, _) = ends();
+    let Handover {
+        sender, receiver, ..
+    } = handover();
     assert_eq!(receiver.share(), 0);
     sender.set_share(17);
     assert_eq!(receiver.share(), 17);

@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coprep_shared_memory::staging::{Layout, SlotMut, StagingPool};
 use coprep_shared_memory::view::{LargeMap, LargeValue, StagingView};
@@ -202,17 +202,16 @@ fn who_waits_for_memory_is_woken_when_a_buffer_is_released() {
     let (mut slots, _unfinished) = pool.allocate().unwrap().split(2);
     assert_eq!(slots[0].reserve_large(BIG as u64, false).unwrap(), None);
     assert!(slots[0].large_mut().is_none());
-    let began = Instant::now();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(20));
             drop(lease);
         });
         while slots[0].reserve_large(BIG as u64, false).unwrap().is_none() {
-            pool.wait_for_large(Duration::from_secs(60));
+            // Only the release can end this wait, since the runner lets no test take as long.
+            pool.wait_for_large(Duration::from_secs(600));
         }
     });
-    assert!(began.elapsed() < Duration::from_secs(50));
     assert_eq!(pool.reserved_bytes() - layout().total_bytes() as u64, LIMIT);
 }
 

@@ -22,10 +22,11 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::frame;
+use crate::polling::poll;
 
 /// Longest message. A longer announced length is refused before any memory is allocated for it.
 const MAX_LENGTH: usize = 64 << 20;
@@ -62,7 +63,7 @@ impl Channel {
         frame::send_with_descriptors(&self.socket, &bytes, descriptors)
     }
 
-    /// Receives the next message. Returns `None` if none comes within `limit`.
+    /// Receives the next message. Returns `None` if none comes within `limit`, which no signal shortens.
     ///
     /// # Errors
     /// [`io::ErrorKind::UnexpectedEof`] when the other side is gone; another error for a message that is too long.
@@ -92,7 +93,7 @@ impl Channel {
             std::os::fd::AsFd::as_fd(&self.socket),
             PollFlags::empty(),
         )];
-        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|n| n > 0)
+        poll(&mut fds, Some(Duration::ZERO)).is_ok_and(|n| n > 0)
     }
 
     /// Closes the connection in both directions.
@@ -107,16 +108,7 @@ impl Channel {
             std::os::fd::AsFd::as_fd(&self.socket),
             PollFlags::POLLIN,
         )];
-        // The time is rounded up, so that a rest of less than a millisecond does not become a busy loop.
-        let millis = limit.as_micros().div_ceil(1000).min(i32::MAX as u128) as i32;
-        match poll(
-            &mut fds,
-            PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX),
-        ) {
-            Ok(n) => Ok(n > 0),
-            Err(nix::errno::Errno::EINTR) => Ok(false),
-            Err(e) => Err(e.into()),
-        }
+        poll(&mut fds, Some(limit)).map(|n| n > 0)
     }
 
     fn read(&mut self) -> io::Result<()> {
@@ -315,6 +307,8 @@ pub enum ForkServerEvent {
     },
     /// A request could not be carried out.
     Failed {
+        /// Number of the worker that the request was about, if it was about one.
+        worker: Option<u32>,
         /// What failed, why, and the remedy.
         message: String,
     },

@@ -163,7 +163,8 @@ pub(crate) fn send_with_descriptors(
     }
 }
 
-/// Receives one message with its descriptors. Blocks, but respects the socket's read timeout.
+/// Receives one message with its descriptors. Blocks, but respects the socket's read timeout. A signal that comes before
+/// the message ends the wait with [`std::io::ErrorKind::Interrupted`].
 ///
 /// # Errors
 /// [`ErrorKind::Closed`] at the end of the connection; the other kinds if the frame is wrong.
@@ -174,6 +175,22 @@ pub fn receive<M: Message>(socket: &UnixStream) -> Result<(M, Vec<OwnedFd>)> {
     let length = check(&header, descriptors.len())?;
     let body = receive_body(socket, length)?;
     Ok((M::decode(&body)?, descriptors))
+}
+
+/// Receives one message as [`receive`] does, for a caller that checks for no interrupts.
+///
+/// A read with a time limit is never restarted after a signal, not even after one that has no handler: a process that is
+/// stopped and continued, as by a debugger, is interrupted too. The time limit then begins anew.
+///
+/// # Errors
+/// As [`receive`]. A signal is no error.
+pub fn receive_despite_signals<M: Message>(socket: &UnixStream) -> Result<(M, Vec<OwnedFd>)> {
+    loop {
+        match receive(socket) {
+            Err(e) if *e.kind() == ErrorKind::Io(std::io::ErrorKind::Interrupted) => {}
+            received => return received,
+        }
+    }
 }
 
 fn receive_header(

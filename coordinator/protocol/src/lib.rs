@@ -13,6 +13,7 @@
 //! * [`dataset_path`]: one spelling for each path of a dataset.
 //! * [`paths`]: where the socket lies, and who may own it.
 //! * [`nap`]: bounds of waits that a lost wake-up could prolong.
+//! * [`polling`]: waits for descriptors that no signal cuts short.
 //! * [`operators`]: rules for the operators of a pipeline.
 //! * [`size`]: sizes in bytes as people write them, in settings and arguments.
 //!
@@ -32,6 +33,7 @@ pub mod operators;
 pub mod order;
 pub mod outgoing;
 pub mod paths;
+pub mod polling;
 pub mod size;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod spec;

@@ -12,7 +12,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use coprep_protocol::polling::poll;
+use nix::poll::{PollFd, PollFlags};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::time::{ClockId, clock_gettime};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -54,7 +55,7 @@ impl Peer {
         match &self.process {
             PeerProcess::Watched(fd) => {
                 let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
-                poll(&mut fds, PollTimeout::ZERO).is_ok_and(|n| n > 0)
+                poll(&mut fds, Some(Duration::ZERO)).is_ok_and(|n| n > 0)
             }
             PeerProcess::Gone => true,
             PeerProcess::Unknown => false,
@@ -68,19 +69,13 @@ impl Peer {
     pub(crate) fn wait(&self, socket: &UnixStream) -> std::io::Result<ConnectionEvent> {
         let readable = PollFd::new(socket.as_fd(), PollFlags::POLLIN);
         let mut fds = vec![readable];
-        let mut limit = PollTimeout::NONE;
+        let mut limit = None;
         match &self.process {
             PeerProcess::Watched(fd) => fds.push(PollFd::new(fd.as_fd(), PollFlags::POLLIN)),
-            PeerProcess::Gone => limit = PollTimeout::ZERO,
+            PeerProcess::Gone => limit = Some(Duration::ZERO),
             PeerProcess::Unknown => {}
         }
-        loop {
-            match poll(&mut fds, limit) {
-                Ok(_) => break,
-                Err(nix::errno::Errno::EINTR) => {}
-                Err(e) => return Err(e.into()),
-            }
-        }
+        poll(&mut fds, limit)?;
         if fds[0].any().unwrap_or(true) {
             Ok(ConnectionEvent::Something)
         } else {

@@ -29,10 +29,10 @@ use std::time::Duration;
 use coprep_protocol::frame;
 use coprep_protocol::message::{Reply, SampleError};
 use coprep_protocol::outgoing::Outgoing;
+use coprep_protocol::polling::poll;
 use coprep_shared_memory::lock::{lock, unpoisoned};
 use fail::fail_point;
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::Result;
@@ -132,7 +132,7 @@ impl ReplyQueue {
         !unpoisoned(waited).1.timed_out()
     }
 
-    /// Returns `true` if the client has been sent everything.
+    /// Returns `true` if nothing waits to be sent: the client has been sent everything, or its queue is closed.
     pub(crate) fn is_empty(&self) -> bool {
         let queue = self.queue();
         queue.waiting.is_empty() && !queue.is_writing
@@ -208,7 +208,7 @@ impl ReplyQueue {
         // `poll` reports an end of the connection without being asked for it.
         let mut socket = [PollFd::new(self.socket.as_fd(), PollFlags::empty())];
         let ends = PollFlags::POLLHUP | PollFlags::POLLERR;
-        let seen = poll(&mut socket, PollTimeout::ZERO).map(|_| socket[0].revents());
+        let seen = poll(&mut socket, Some(Duration::ZERO)).map(|_| socket[0].revents());
         matches!(seen, Ok(Some(seen)) if seen.intersects(ends))
     }
 
@@ -278,11 +278,14 @@ impl ReplyQueue {
         if std::mem::replace(&mut self.queue().is_writing, true) {
             return;
         }
+        let panicking = PartOnPanic(self);
         while let Some(next) = self.next() {
             if !self.write_one(next) {
-                return;
+                break;
             }
         }
+        // Nothing has panicked, and whoever ended the loop has cleared `is_writing`.
+        std::mem::forget(panicking);
     }
 
     /// Takes the front of the queue, or clears `is_writing` if the queue is empty.
@@ -345,6 +348,17 @@ impl ReplyQueue {
             queue.waiting.push_front(waiting);
         }
         false
+    }
+}
+
+/// Ends the session of a thread that panics while it writes: a frame may be cut off, and `is_writing` would stay set.
+struct PartOnPanic<'a>(&'a ReplyQueue);
+
+impl Drop for PartOnPanic<'_> {
+    fn drop(&mut self) {
+        // Closed first, so that no other thread sends behind a frame that was cut off.
+        self.0.part();
+        self.0.queue().is_writing = false;
     }
 }
 
@@ -430,9 +444,7 @@ impl Writer {
             .iter()
             .map(|reply_queue| PollFd::new(reply_queue.socket.as_fd(), PollFlags::POLLOUT));
         let mut fds: Vec<PollFd> = std::iter::once(event).chain(full).collect();
-        if let Err(e) = poll(&mut fds, PollTimeout::NONE)
-            && e != Errno::EINTR
-        {
+        if poll(&mut fds, None).is_err() {
             // Without a pause, a `poll` that keeps failing would take a whole processor.
             std::thread::sleep(PAUSE);
         }
@@ -456,6 +468,7 @@ fn serve(reply_queue: &Arc<ReplyQueue>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::sync::mpsc;
 
     use coprep_protocol::frame;
@@ -539,6 +552,21 @@ mod tests {
         assert!(reply_queue.send(&Reply::WantCode).is_err());
         assert!(reply_queue.tell(&error(1, 1)), "nobody is to wait for room");
         drop(client);
+    }
+
+    #[test]
+    fn a_panic_of_the_writer_leaves_an_empty_queue_that_is_closed() {
+        let (_writer, reply_queue, client) = session();
+        reply_queue.on_room(|| panic!("a panic that a test wants"));
+        while reply_queue.tell(&error(0, 1 << 17)) {}
+        // The client reads, so the writer sends, finds room, and panics.
+        let _ = (&client).read_to_end(&mut Vec::new());
+        assert!(reply_queue.is_closed());
+        // The test runner ends a test that hangs.
+        while !reply_queue.is_empty() {
+            std::thread::yield_now();
+        }
+        assert!(reply_queue.send(&Reply::WantCode).is_err());
     }
 
     #[test]

@@ -445,10 +445,11 @@ impl Registry {
         Ok(Some((stream, pin)))
     }
 
-    /// Ends fork servers and workers that have been idle for long.
+    /// Ends fork servers that have died or have been idle for long, closes broken streams that nobody else closes, and
+    /// rebalances the pool of threads. Must be called now and then.
     ///
     /// # Errors
-    /// When the workers cannot go on.
+    /// When the pool of threads cannot go on, because one of them has panicked outside of a task.
     pub(crate) fn maintain(&self) -> Result<()> {
         self.user_code.maintain();
         self.close_broken();

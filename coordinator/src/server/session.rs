@@ -106,7 +106,7 @@ fn greet(socket: &UnixStream, replies: &ReplyWriter) -> frame::Result<Client> {
     socket
         .set_read_timeout(Some(std::time::Duration::from_secs(10)))
         .map_err(frame::failed)?;
-    let (request, _) = frame::receive::<Request>(socket)?;
+    let (request, _) = frame::receive_despite_signals::<Request>(socket)?;
     // From here on a client may be silent for hours. `Peer::wait` sees its end.
     socket.set_read_timeout(None).map_err(frame::failed)?;
     let Request::Hello { name, pid } = request else {

@@ -54,6 +54,11 @@ def later_pass_s(passes: Sequence[Pass]) -> float:
     return (passes[-1].end - passes[0].end) / (len(passes) - 1)
 
 
+def all_passes_s(passes: Sequence[Pass]) -> float:
+    """Returns the seconds from the making of the loader to the last batch of its last pass."""
+    return passes[-1].end - passes[0].made
+
+
 def border_to_gap(passes: Sequence[Pass]) -> float:
     """Returns the longest gap between passes, from the second border on, over the median gap.
 

@@ -15,7 +15,7 @@ from tests.benchmarks.drop_in import detection, figures, first_batch, identity, 
 from tests.benchmarks.drop_in.case import Case, Once, Setting, as_json, column, known
 from tests.benchmarks.drop_in.datasets import opened
 from tests.benchmarks.drop_in.figures import Figure, ratios, shown
-from tests.benchmarks.drop_in.passes import Pass, border_to_gap, first_pass_s, later_pass_s, passes_of
+from tests.benchmarks.drop_in.passes import Pass, all_passes_s, border_to_gap, first_pass_s, later_pass_s, passes_of
 from tests.benchmarks.drop_in.plan import Part, Plan
 from tests.benchmarks.drop_in.report import Results, write
 
@@ -95,7 +95,7 @@ def test_a_pause_is_between_batches_and_the_first_batch_counts_from_the_making_o
 
 def test_a_later_pass_begins_where_the_one_before_it_ends() -> None:
     some = passes([3.0, 4.0], [6.0, 7.0], [8.0, 9.0], made=1.0)
-    assert (first_pass_s(some), later_pass_s(some)) == (3.0, 2.5)
+    assert (first_pass_s(some), later_pass_s(some), all_passes_s(some)) == (3.0, 2.5, 8.0)
 
 
 def test_the_first_border_of_epochs_does_not_count_and_gaps_at_borders_are_no_usual_gaps() -> None:

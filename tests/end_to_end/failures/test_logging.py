@@ -14,6 +14,7 @@ import coprep
 import pytest
 from coordinators import alive
 from jobs import Job, Start
+from user_jobs import HERE
 from waiting import WAIT, until
 
 TRAIN = """
@@ -44,8 +45,10 @@ def good(job: Job) -> int:
     return int(pid)
 
 
-@pytest.mark.parametrize("log", ["closed pipe", "full disk", "a pipe that nobody reads"])
-def test_a_log_that_cannot_be_written_costs_nobody_anything(log: str, place: Path, photos: Path, start: Start) -> None:
+@pytest.fixture(params=["closed pipe", "full disk", "a pipe that nobody reads"])
+def serve(request: pytest.FixtureRequest, place: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A coordinator whose output cannot be written."""
+    log = request.param
     reader, writer = os.pipe()
     if log == "a pipe that nobody reads":
         os.set_blocking(writer, False)
@@ -56,22 +59,40 @@ def test_a_log_that_cannot_be_written_costs_nobody_anything(log: str, place: Pat
         except BlockingIOError:
             # The coordinator gets a blocking pipe, as a shell would give it.
             os.set_blocking(writer, True)
-    stderr = os.open("/dev/full", os.O_WRONLY) if log == "full disk" else writer
+    output = os.open("/dev/full", os.O_WRONLY) if log == "full disk" else writer
     if log == "closed pipe":
         os.close(reader)
     serve = subprocess.Popen(
-        ["coprep", "serve", "--idle", "3"], stderr=stderr, env={**os.environ, "COPREP_LOG": "debug"}
+        ["coprep", "serve", "--idle", "8"], stdout=output, stderr=output, env={**os.environ, "COPREP_LOG": "debug"}
     )
     try:
         until(lambda: alive(place), "it listens")
-        pids = {good(job) for job in [start(TRAIN, photos), start(TRAIN, photos)]}
-        assert pids == {serve.pid}, "it never ended"
+        yield serve
         assert serve.wait(WAIT) == 0, "it ends for idleness"
     finally:
         serve.kill()
         serve.wait(WAIT)
-        for descriptor in {writer, stderr} | ({reader} if log != "closed pipe" else set()):
+        for descriptor in {writer, output} | ({reader} if log != "closed pipe" else set()):
             os.close(descriptor)
+
+
+def test_a_log_that_cannot_be_written_costs_nobody_anything(
+    serve: subprocess.Popen[bytes], photos: Path, start: Start
+) -> None:
+    pids = {good(job) for job in [start(TRAIN, photos), start(TRAIN, photos)]}
+    assert pids == {serve.pid}, "it never ended"
+
+
+LOUD = """
+import coprep
+from user_datasets import Loud
+with coprep.DataLoader(Loud(48), 4, framework="numpy", with_index=True, num_workers=2, timeout=60) as train:
+    print([sorted(int(i) for *_, ids in train for i in ids) for epoch in range(2)], coprep.status()["pid"])
+"""
+
+
+def test_what_a_dataset_prints_into_such_a_log_costs_no_sample(serve: subprocess.Popen[bytes], start: Start) -> None:
+    assert start(LOUD, PYTHONPATH=HERE).result() == f"{[list(range(48))] * 2} {serve.pid}"
 
 
 def test_the_first_line_of_a_coordinator_can_be_looked_at(place: Path, photos: Path, start: Start) -> None:

@@ -451,7 +451,8 @@ def test_a_host_ends_without_a_word(tmp_path: Path, place: Path) -> None:
     # The log is kept open, since the coordinator removes it. The process that imported modules runs their exit
     # functions. It lives for a minute longer, like an idle coordinator.
     with open(log) as text:
-        until(is_tidied, "a host ends", 150)
+        # More than the minute. Together with the wait for the script it is less than the 180 s that the runner allows.
+        until(is_tidied, "a host ends", 100)
         with contextlib.suppress(coprep.CoprepError):
             coprep.stop()
         until(lambda: not processes_of(place), "all processes end")

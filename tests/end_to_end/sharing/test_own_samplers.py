@@ -7,7 +7,6 @@ import os
 import pickle
 import random
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ import pytest
 import user_datasets as ud
 from coordinators import coordinator_pid
 from jobs import Job, Start
-from user_jobs import HERE, NUMPY, RankProcess
-from waiting import WAIT, gone, until
+from user_jobs import HERE, NUMPY, MemberProcess, finish, together
+from waiting import kill
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 N = 40
@@ -65,45 +64,20 @@ print("done", flush=True)
 of its state. It waits for a line after each batch."""
 
 
-class Member(RankProcess):
-    """A job of a cohort, with the batches that it got."""
+class Member(MemberProcess):
+    """A job that runs ``SCRIPT``."""
 
     def __init__(
         self, start: Start, lengths: list[int], data: str = f"Numbers({N})", state: Path | str = "", **own: Any
     ) -> None:
         job: Job = start(SCRIPT, data, lengths, repr(own), len(lengths), state, PYTHONPATH=HERE)
         super().__init__(job, len(lengths))
-        assert job.line() == "ready"
-
-    def finish(self) -> None:
-        """Takes the rest of the batches."""
-        while (line := self.job.line()) != "done":
-            epoch, ids = json.loads(line)
-            self.epochs[epoch].append(ids)
-            self.job.say("on")
-        self.job.result()
-
-    def ids(self) -> list[list[int]]:
-        """Returns the received ids of each epoch."""
-        return [[i for batch in batches for i in batch] for batches in self.epochs]
-
-
-def finish(members: list[Member]) -> None:
-    threads = [threading.Thread(target=member.finish) for member in members]
-    [thread.start() for thread in threads]
-    [thread.join(WAIT) for thread in threads]
-    assert not any(thread.is_alive() for thread in threads)
 
 
 def cohort(start: Start, count: int, lengths: list[int] = LENGTHS, **own: Any) -> list[Member]:
     members = [Member(start, lengths, **{"cohort_size": count, **own}) for _ in range(count)]
     [member.job.say("go") for member in members]
     return members
-
-
-def together(members: list[Member], batches: int) -> None:
-    for _ in range(batches):
-        [member.take(1) for member in members]
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -114,9 +88,9 @@ def test_members_with_random_samplers_of_their_own_are_given_the_same_batches(
     members = cohort(start, count, data=f"Numbers({N}, log={str(log)!r})")
     finish(members)
     first = members[0]
-    assert [len(ids) for ids in first.ids()] == LENGTHS
+    assert [len(ids) for ids in first.given()] == LENGTHS
     assert all(member.epochs == first.epochs for member in members)
-    assert len(set(first.ids()[3])) < LENGTHS[3], "some ids come twice"
+    assert len(set(first.given()[3])) < LENGTHS[3], "some ids come twice"
     made = [line for line in ud.noted(log) if line.startswith("dataset:")]
     assert len(made) == sum(LENGTHS) + LOOKED_AT, "each sample of an epoch is made once, for all"
 
@@ -125,8 +99,8 @@ def test_members_of_different_batch_sizes_are_given_the_same_samples(start: Star
     members = [Member(start, LENGTHS, cohort_size=2, batch_size=size) for size in (3, 8)]
     [member.job.say("go") for member in members]
     finish(members)
-    assert members[0].ids() == members[1].ids()
-    assert [len(ids) for ids in members[0].ids()] == LENGTHS
+    assert members[0].given() == members[1].given()
+    assert [len(ids) for ids in members[0].given()] == LENGTHS
 
 
 @pytest.mark.parametrize("taken", [0, 3])
@@ -136,7 +110,7 @@ def test_the_others_go_on_when_the_first_member_is_killed(start: Start, taken: i
     first.job.kill()
     finish(others)
     assert others[0].epochs == others[1].epochs
-    assert [len(ids) for ids in others[0].ids()] == LENGTHS
+    assert [len(ids) for ids in others[0].given()] == LENGTHS
     assert first.epochs[0] == others[0].epochs[0][: max(1, taken)]
 
 
@@ -148,12 +122,10 @@ def test_each_sample_comes_once_though_the_coordinator_is_killed(start: Start, t
         together(members[:1], 1)
     else:
         together(members, taken)
-    pid = coordinator_pid()
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: gone(pid), "it is gone")
+    kill(coordinator_pid())
     finish(members)
     assert members[0].epochs == members[1].epochs
-    assert [len(ids) for ids in members[0].ids()] == LENGTHS
+    assert [len(ids) for ids in members[0].given()] == LENGTHS
 
 
 def test_each_sample_comes_once_though_the_coordinator_and_the_first_member_are_killed(start: Start) -> None:
@@ -164,7 +136,7 @@ def test_each_sample_comes_once_though_the_coordinator_and_the_first_member_are_
     first.job.kill()
     finish(others)
     assert others[0].epochs == others[1].epochs
-    assert [len(ids) for ids in others[0].ids()] == LENGTHS
+    assert [len(ids) for ids in others[0].given()] == LENGTHS
     assert first.epochs[0] == others[0].epochs[0][:2]
 
 
@@ -179,7 +151,7 @@ def test_the_others_go_on_though_the_member_that_was_ahead_of_them_is_killed_wit
     first.job.kill()
     finish(others)
     assert others[0].epochs == others[1].epochs
-    assert [len(ids) for ids in others[0].ids()] == lengths
+    assert [len(ids) for ids in others[0].given()] == lengths
     assert first.epochs[0] == others[0].epochs[0]
 
 
@@ -203,7 +175,7 @@ def test_members_go_on_where_their_states_were_taken(start: Start, tmp_path: Pat
     finish(after)
     assert after[0].epochs == after[1].epochs
     assert before[0].epochs[0][:3] + after[0].epochs[0] == before[0].epochs[0] + after[0].epochs[0][1:]
-    assert [len(ids) for ids in after[0].ids()] == [LENGTHS[0] - 12, *LENGTHS[1:]]
+    assert [len(ids) for ids in after[0].given()] == [LENGTHS[0] - 12, *LENGTHS[1:]]
 
 
 # Within one process.

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,8 @@ import pytest
 from coordinators import coordinator_pid
 from jobs import Job, Start
 from user_datasets import noted
-from user_jobs import HERE, RankProcess
-from waiting import WAIT, gone, until
+from user_jobs import HERE, MemberProcess, finish, together
+from waiting import kill, until
 
 torch = pytest.importorskip("torch")
 import user_iterables as ui  # noqa: E402
@@ -61,32 +58,12 @@ batch.
 """
 
 
-class Member(RankProcess):
-    """A job of a cohort, and the items that it was given."""
+class Member(MemberProcess):
+    """A job that runs ``SCRIPT``."""
 
     def __init__(self, start: Start, dataset: str, epochs: int, state: Path | str = "", **own: Any) -> None:
         job: Job = start(SCRIPT, dataset, repr(own), epochs, state, PYTHONPATH=HERE)
         super().__init__(job, epochs)
-        assert job.line() == "ready"
-
-    def finish(self) -> None:
-        """Takes all batches that are left, until the job ends."""
-        while (line := self.job.line()) != "done":
-            epoch, items = json.loads(line)
-            self.epochs[epoch].append(items)
-            self.job.say("on")
-        self.job.result()
-
-    def items(self) -> list[list[int]]:
-        """Returns the items of each epoch."""
-        return [[i for batch in batches for i in batch] for batches in self.epochs]
-
-
-def finish(members: list[Member]) -> None:
-    threads = [threading.Thread(target=member.finish) for member in members]
-    [thread.start() for thread in threads]
-    [thread.join(WAIT) for thread in threads]
-    assert not any(thread.is_alive() for thread in threads)
 
 
 def cohort(
@@ -100,11 +77,6 @@ def cohort(
     members = [Member(start, dataset, epochs, **{"cohort_size": len(each), **all_, **one}) for one in each]
     [member.job.say("go") for member in members]
     return members
-
-
-def together(members: list[Member], batches: int) -> None:
-    for _ in range(batches):
-        [member.take(1) for member in members]
 
 
 def reader_pid() -> int:
@@ -121,11 +93,6 @@ def reader_pid() -> int:
     return found[0]
 
 
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: gone(pid), "it is gone")
-
-
 @pytest.mark.parametrize("workers", [None, 0, 2])
 def test_members_of_different_speeds_are_given_the_same_batches(
     start: Start, tmp_path: Path, workers: int | None
@@ -139,7 +106,7 @@ def test_members_of_different_speeds_are_given_the_same_batches(
     # PyTorch starts its workers for each epoch, as copies of the reader. The reader's dataset stays at its first epoch,
     # and so all epochs have the first length.
     lengths = LENGTHS[:1] * 4 if workers else LENGTHS
-    assert [sorted(items) for items in first.items()] == [list(range(length)) for length in lengths]
+    assert [sorted(items) for items in first.given()] == [list(range(length)) for length in lengths]
     made = [line.split(":") for line in noted(log)]
     assert len(made) == sum(lengths), "each item of an epoch is made once, for all"
     assert len({pid for pid, _ in made}) == (8 if workers else 1)
@@ -157,7 +124,7 @@ def test_the_batches_are_the_same_though_the_reader_is_killed(start: Start, take
     kill(reader_pid())
     finish(members)
     assert members[0].epochs == members[1].epochs
-    assert [sorted(items) for items in members[0].items()] == [list(range(length)) for length in lengths]
+    assert [sorted(items) for items in members[0].given()] == [list(range(length)) for length in lengths]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -171,7 +138,7 @@ def test_there_are_never_two_readers(start: Start, tmp_path: Path, workers: int)
         kill(reader_pid())
     finish(members)
     assert members[0].epochs == members[1].epochs
-    assert [sorted(items) for items in members[0].items()] == [list(range(400))]
+    assert [sorted(items) for items in members[0].given()] == [list(range(400))]
 
 
 @pytest.mark.parametrize("taken", [0, 5, 6])
@@ -182,7 +149,7 @@ def test_each_batch_comes_once_though_the_coordinator_is_killed(start: Start, ta
     kill(coordinator_pid())
     finish(members)
     assert members[0].epochs == members[1].epochs
-    assert members[0].items() == [list(range(length)) for length in lengths]
+    assert members[0].given() == [list(range(length)) for length in lengths]
 
 
 @pytest.mark.parametrize("taken", [0, 3])
@@ -193,7 +160,7 @@ def test_the_others_go_on_when_a_member_is_killed(start: Start, tmp_path: Path, 
     first.job.kill()
     finish(others)
     assert others[0].epochs == others[1].epochs
-    assert others[0].items() == [list(range(length)) for length in LENGTHS]
+    assert others[0].given() == [list(range(length)) for length in LENGTHS]
     assert len(noted(log)) == sum(LENGTHS)
 
 
@@ -210,7 +177,7 @@ def test_members_go_on_where_their_states_were_taken(start: Start, tmp_path: Pat
     after = cohort(start, "Items([24])", 2, own)
     finish(after)
     assert after[0].epochs == after[1].epochs
-    assert after[0].items() == [list(range(12, 24)), list(range(24))]
+    assert after[0].given() == [list(range(12, 24)), list(range(24))]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -151,13 +151,8 @@ impl JobProcess {
         let (sender, receiver) = channel();
         // A pipe cannot be read with a timeout: a thread reads it, and `receive` waits on the channel.
         std::thread::spawn(move || {
-            let lines = stdout
-                .map(BufReader::new)
-                .into_iter()
-                .flat_map(BufRead::lines);
-            lines
-                .map_while(std::result::Result::ok)
-                .try_for_each(|line| sender.send(line))
+            let mut lines = stdout.map(BufReader::new).into_iter().flat_map(text_lines);
+            lines.try_for_each(|line| sender.send(line))
         });
         Ok(JobProcess {
             group,
@@ -213,6 +208,13 @@ impl JobProcess {
     }
 }
 
+/// Returns the lines of a pipe until its end. A library may print bytes that are not UTF-8. They are replaced, because
+/// the lines after them still count.
+fn text_lines(pipe: impl BufRead) -> impl Iterator<Item = String> {
+    let lines = pipe.split(b'\n').map_while(std::result::Result::ok);
+    lines.map(|line| String::from_utf8_lossy(&line).into_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use coprep_measurement::progress::NoProgress;
@@ -242,6 +244,16 @@ mod tests {
         let mut jobs = Jobs::start(1, command, &serde_json::json!({}))?;
         let why = jobs.begin(&mut NoProgress).map_err(|e| e.to_string());
         assert_eq!(why, Err("ImportError: no torch".into()));
+        Ok(())
+    }
+
+    #[test]
+    fn a_line_that_is_not_utf_8_does_not_end_the_reading() -> Result<()> {
+        let script = r"printf 'caf\351\n'; echo ready; read end";
+        let jobs = Jobs::start(1, || shell(script), &serde_json::json!({}))?;
+        let next = || jobs.all[0].receive(Instant::now() + JOB_TIMEOUT, &mut NoProgress);
+        assert_eq!(next()?, "caf\u{fffd}");
+        assert_eq!(next()?, "ready");
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! A coordinator for one measurement: nobody else uses it, and it ends with the measurement.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -34,21 +35,9 @@ impl PrivateCoordinator {
         let folder = scratch_folder()?;
         let place = CoordinatorPaths::at(folder.path().join("socket"));
         let log = std::fs::File::create(folder.path().join("log"))?;
-        let mut command = Command::new(program);
-        command
-            .arg("serve")
-            // If this process is killed, the coordinator ends by itself after a minute.
-            .args(["--idle", "60"])
-            .args(arguments)
-            .env("COPREP_SOCKET", &place.socket)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log);
-        for name in SETTING_VARIABLES {
-            command.env_remove(name);
-        }
+        let mut command = serve_command(program, arguments, &place, names_of_variables());
         let mut started = PrivateCoordinator {
-            child: command.spawn()?,
+            child: command.stderr(log).spawn()?,
             place,
             folder,
         };
@@ -94,20 +83,38 @@ impl PrivateCoordinator {
     }
 }
 
-/// Variables of the environment that would change the coordinator's settings.
-const SETTING_VARIABLES: [&str; 11] = [
-    "COPREP_CACHE",
-    "COPREP_CACHE_FORM",
-    "COPREP_CACHE_NAME",
-    "COPREP_STAGING",
-    "COPREP_WORKERS",
-    "COPREP_COSTS",
-    "COPREP_ATTRIBUTION",
-    "COPREP_IDLE",
-    "COPREP_IDLE_WARM",
-    "COPREP_METRICS",
-    "COPREP_LOG_FORMAT",
-];
+fn names_of_variables() -> impl Iterator<Item = OsString> {
+    std::env::vars_os().map(|(name, _)| name)
+}
+
+/// Returns the command that runs the coordinator, without the settings of this process's user.
+///
+/// A setting would change what is measured. `COPREP_LOG` would too, since a detailed log takes processor time.
+///
+/// `inherited` are the names of the variables in the environment of this process.
+fn serve_command(
+    program: &Path,
+    arguments: &[String],
+    place: &CoordinatorPaths,
+    inherited: impl IntoIterator<Item = OsString>,
+) -> Command {
+    let mut command = Command::new(program);
+    command
+        .arg("serve")
+        // If this process is killed, the coordinator ends by itself after a minute.
+        .args(["--idle", "60"])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    for name in inherited {
+        if name.as_encoded_bytes().starts_with(b"COPREP_") {
+            command.env_remove(name);
+        }
+    }
+    // This comes last, since the user may have named a socket too.
+    command.env("COPREP_SOCKET", &place.socket);
+    command
+}
 
 impl Drop for PrivateCoordinator {
     fn drop(&mut self) {
@@ -123,5 +130,30 @@ impl Drop for PrivateCoordinator {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    #[test]
+    fn no_setting_of_the_user_reaches_the_coordinator() {
+        let place = CoordinatorPaths::at("/nowhere/socket".into());
+        let names = ["COPREP_CACHE", "COPREP_LOG", "COPREP_SOCKET", "PATH"].map(OsString::from);
+        let command = serve_command(Path::new("coprep"), &[], &place, names);
+        let changes: Vec<_> = command.get_envs().collect();
+        let socket = place.socket.as_os_str();
+        let expected: [(&str, Option<&OsStr>); 3] = [
+            ("COPREP_CACHE", None),
+            ("COPREP_LOG", None),
+            ("COPREP_SOCKET", Some(socket)),
+        ];
+        assert_eq!(
+            changes,
+            expected.map(|(name, value)| (OsStr::new(name), value))
+        );
     }
 }

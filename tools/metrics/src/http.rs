@@ -22,7 +22,8 @@ use crate::text::{self, ExpositionFormat};
 
 /// Most open connections.
 const MOST: usize = 32;
-/// Longest time of a connection, from the first byte of the request to the last of the answer.
+/// Longest time of a connection, from its acceptance until the answer is sent. It includes the time before the request
+/// comes, so it also ends a connection that stays silent.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Most bytes in a request's head.
 const HEAD: usize = 16 << 10;

@@ -1,46 +1,25 @@
 //! Tests the text about a real coordinator, which runs in a thread, and a real job of it.
 
+#![expect(clippy::unwrap_used, reason = "a test")]
+
 use std::time::Duration;
 
 use coprep_client::control;
-use coprep_coordinator::{Server, Settings};
 use coprep_measurement::job::{JobOptions, MeasuredJob};
 use coprep_protocol::message::CacheForm;
 use coprep_protocol::paths::CoordinatorPaths;
-use coprep_protocol::spec::{PipelineSpec, Source, UserDataset};
 
-/// Returns a pipeline whose jobs make the samples themselves, so that none need be prepared.
-fn numbers(samples: u32) -> PipelineSpec {
-    PipelineSpec {
-        source: Source::UserCode(UserDataset {
-            name: "Numbers".into(),
-            samples: Some(samples),
-            dataset: Vec::new(),
-            rest: Vec::new(),
-            split: false,
-            in_job: true,
-            is_iterated: false,
-        }),
-        ops: Vec::new(),
-    }
-}
+#[path = "../../../coordinator/tests/common/mod.rs"]
+mod common;
 
 #[test]
 fn a_job_is_shown_with_its_stream_while_it_takes_batches() {
-    let folder = tempfile::tempdir().unwrap();
-    let place = CoordinatorPaths::at(folder.path().join("run/coordinator.sock"));
-    let settings = Settings {
-        cpus: Some(2),
-        idle: None,
-        staging_bytes: 8 << 20,
-        ..Settings::default()
-    };
-    let server = Server::bind(place.clone(), settings).unwrap();
-    let server = std::thread::spawn(move || server.run().unwrap());
+    let mut node = common::Node::start();
+    let place = node.place();
     let ids: Vec<u32> = (0..64).collect();
     let job = MeasuredJob::attach(&JobOptions {
         place: &place,
-        spec: &numbers(64),
+        spec: &common::numbers(64),
         form: CacheForm::Off,
         ids: &ids,
         batch_size: 8,
@@ -67,8 +46,7 @@ fn a_job_is_shown_with_its_stream_while_it_takes_batches() {
     job.close();
     let text = coprep_top::once(&place, Duration::from_millis(20)).unwrap();
     assert!(text.starts_with(&pid), "{text}");
-    control::stop(&place).unwrap();
-    server.join().unwrap();
+    node.end();
 }
 
 #[test]

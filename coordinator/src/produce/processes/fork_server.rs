@@ -27,7 +27,7 @@ use crate::{Error, Result};
 const LOADING: Duration = Duration::from_secs(600);
 const NOW_AND_THEN: Duration = Duration::from_millis(500);
 /// Longest time for any other request.
-const PROMPT: Duration = Duration::from_secs(60);
+pub(super) const PROMPT: Duration = Duration::from_secs(60);
 /// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`nap`].
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -54,6 +54,7 @@ pub(super) struct Forked {
 struct ForkServerState {
     samples: Option<u64>,
     mapped: bool,
+    /// Why a request that is about no worker failed.
     failed: Option<String>,
     /// Workers by number.
     workers: Vec<WorkerState>,
@@ -68,10 +69,17 @@ struct WorkerState {
     /// its end.
     makes_samples: bool,
     socket: Option<UnixStream>,
+    /// Why the latest request about the worker failed.
+    failed: Option<String>,
     exited: Option<String>,
 }
 
 impl ForkServerState {
+    /// Takes the failure of a request, so that a later request does not report it again.
+    fn take_failure(&mut self) -> Option<Error> {
+        self.failed.take().map(code_failed)
+    }
+
     fn pids(&self) -> Vec<u32> {
         let makers = self.workers.iter().filter(|w| w.makes_samples);
         let running = makers.filter(|w| w.exited.is_none());
@@ -96,13 +104,7 @@ impl ForkServer {
         let receiving = ours
             .try_clone()
             .map_err(|e| os("cannot copy a socket", e))?;
-        let fork_server = Arc::new(ForkServer {
-            channel: Channel::new(ours),
-            asking: Mutex::default(),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-            closing: AtomicBool::new(false),
-        });
+        let fork_server = Arc::new(ForkServer::new(ours));
         let (zygote, hearer) = (zygote.clone(), fork_server.clone());
         let prelude = code.prelude.clone();
         let hear = move || {
@@ -119,12 +121,13 @@ impl ForkServer {
             None if !is_awaited() => Some(Err(code_failed(
                 "the job left while its dataset was loaded",
             ))),
-            samples => samples.map(Ok),
+            None => s.take_failure().map(Err),
+            Some(samples) => Some(Ok(samples)),
         };
         let loaded = fork_server
             .ask(&ForkServerRequest::Load, &[dataset.as_raw_fd()])
             .and_then(|()| fork_server.wait("to load the dataset", LOADING, find))
-            .and_then(|loaded| loaded);
+            .flatten();
         match loaded {
             Ok(samples) => Ok((fork_server, samples)),
             Err(e) => {
@@ -132,6 +135,17 @@ impl ForkServer {
                 fork_server.close();
                 Err(e)
             }
+        }
+    }
+
+    /// Creates the coordinator's end of a connection with a fork server. [`hear`](Self::hear) reads its messages.
+    pub(super) fn new(socket: UnixStream) -> ForkServer {
+        ForkServer {
+            channel: Channel::new(socket),
+            asking: Mutex::default(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            closing: AtomicBool::new(false),
         }
     }
 
@@ -153,6 +167,9 @@ impl ForkServer {
     }
 
     /// Waits until `find` finds something. It looks after every change, and every 500 ms.
+    ///
+    /// # Errors
+    /// If the fork server has ended, or `limit` has passed.
     fn wait<T>(
         &self,
         what: &str,
@@ -164,10 +181,6 @@ impl ForkServer {
         loop {
             if let Some(found) = find(&mut state) {
                 return Ok(found);
-            }
-            // Taken, so that a later request does not report the same failure.
-            if let Some(why) = state.failed.take() {
-                return Err(code_failed(why));
             }
             // Checked last, because a message that came before the end may hold the answer.
             if let Some(ended) = &state.ended {
@@ -203,9 +216,14 @@ impl ForkServer {
             seed,
         };
         self.ask(&request, &[file.as_raw_fd()])?;
-        self.wait("to map the staging area", PROMPT, |s| {
-            s.mapped.then_some(())
-        })
+        let find = |s: &mut ForkServerState| {
+            if s.mapped {
+                Some(Ok(()))
+            } else {
+                s.take_failure().map(Err)
+            }
+        };
+        self.wait("to map the staging area", PROMPT, find).flatten()
     }
 
     /// Starts worker `id` of `workers`.
@@ -243,15 +261,18 @@ impl ForkServer {
         self.ask(&request, &descriptors)?;
         // Released before the wait, so that other threads can ask meanwhile.
         drop(asking);
-        self.wait("to start a worker", PROMPT, |s| {
+        let find = |s: &mut ForkServerState| {
             let worker = s.workers.get_mut(number as usize)?;
-            let socket = worker.socket.take()?;
-            Some(Forked {
+            if let Some(why) = worker.failed.take() {
+                return Some(Err(code_failed(why)));
+            }
+            Some(Ok(Forked {
                 number,
                 pid: worker.pid,
-                socket,
-            })
-        })
+                socket: worker.socket.take()?,
+            }))
+        };
+        self.wait("to start a worker", PROMPT, find).flatten()
     }
 
     /// Ends all workers and unmaps the staging area, so that only the dataset stays in memory.
@@ -278,16 +299,37 @@ impl ForkServer {
         self.state().samples
     }
 
-    /// Ends a worker and waits until it is gone. Returns how it ended, or `None` if that takes too long.
-    pub(super) fn kill(&self, worker: u32) -> Option<String> {
+    /// Asks the fork server to kill a worker. [`exited`](Self::exited) then waits for its end.
+    pub(super) fn kill(&self, worker: u32) {
+        // `ask` fails only if a request cannot be encoded.
         let _ = self.ask(&ForkServerRequest::Kill { worker }, &[]);
-        self.exited(worker, PROMPT)
     }
 
     /// Waits until a worker is gone. Returns how it ended, or `None` if it is still there after `limit`.
-    pub(super) fn exited(&self, worker: u32, limit: Duration) -> Option<String> {
-        let find = |s: &mut ForkServerState| s.workers.get(worker as usize)?.exited.clone();
-        self.wait("to end a worker", limit, find).ok()
+    ///
+    /// # Errors
+    /// With the reason why nobody will tell how it ends: how the fork server has ended, or why it cannot kill the
+    /// worker.
+    pub(super) fn exited(
+        &self,
+        worker: u32,
+        limit: Duration,
+    ) -> std::result::Result<Option<String>, String> {
+        let find = |s: &mut ForkServerState| {
+            let worker = s.workers.get_mut(worker as usize)?;
+            if let Some(how) = &worker.exited {
+                return Some(Ok(Some(how.clone())));
+            }
+            if let Some(why) = worker.failed.take() {
+                return Some(Err(why));
+            }
+            // Checked last, because a message that came before the end may say how the worker ended.
+            let ended = s.ended.as_ref();
+            ended.map(|ended| Err(format!("it {}", ended.how)))
+        };
+        // `find` sees the end of the fork server, so the wait fails only when the time is up.
+        self.wait("to end a worker", limit, find)
+            .unwrap_or(Ok(None))
     }
 
     /// Returns how the fork server ended, or `None` if it is running.
@@ -356,7 +398,17 @@ impl ForkServer {
         match event {
             ForkServerEvent::Loaded { samples } => state.samples = Some(samples),
             ForkServerEvent::Mapped => state.mapped = true,
-            ForkServerEvent::Failed { message } => state.failed = Some(message),
+            ForkServerEvent::Failed {
+                worker: None,
+                message,
+            } => state.failed = Some(message),
+            ForkServerEvent::Failed {
+                worker: Some(worker),
+                message,
+            } => {
+                let state = state.workers.get_mut(worker as usize);
+                state.ok_or("a worker of no number")?.failed = Some(message);
+            }
             ForkServerEvent::Forked { worker, pid } => {
                 let state = state.workers.get_mut(worker as usize);
                 let found = state.zip(channel.take_descriptor());
@@ -375,16 +427,65 @@ impl ForkServer {
 }
 
 #[cfg(test)]
+impl ForkServer {
+    /// Returns a fork server with `workers` workers, and the process's end of its channel, which a test holds. It has
+    /// ended once the test has dropped that end.
+    pub(super) fn of_test(workers: usize) -> (Arc<ForkServer>, Channel) {
+        let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+        let receiving = ours.try_clone().expect("a copy of the socket");
+        let fork_server = Arc::new(ForkServer::new(ours));
+        let worker = || WorkerState {
+            makes_samples: true,
+            ..WorkerState::default()
+        };
+        fork_server.state().workers = std::iter::repeat_with(worker).take(workers).collect();
+        let hearer = fork_server.clone();
+        std::thread::spawn(move || {
+            hearer.hear(Channel::new(receiving));
+            hearer.state().ended = Some(Ended::by_itself("ended (signal: 9)".into()));
+            hearer.changed.notify_all();
+        });
+        (fork_server, Channel::new(theirs))
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_failure_is_told_to_whoever_waits_for_that_worker() {
+        let (fork_server, process) = ForkServer::of_test(2);
+        let failed = br#"{"event": "failed", "worker": 0, "message": "cannot fork"}"#;
+        process.send(failed, &[]).unwrap();
+        let exited = br#"{"event": "exited", "worker": 1, "how": "was killed"}"#;
+        process.send(exited, &[]).unwrap();
+        // Both messages have come when the second has, and the failure is left for the other worker.
+        assert_eq!(fork_server.exited(1, LIMIT), Ok(Some("was killed".into())));
+        assert_eq!(fork_server.exited(0, LIMIT), Err("cannot fork".into()));
+        assert_eq!(fork_server.exited(0, Duration::ZERO), Ok(None));
+    }
+
+    #[test]
+    fn a_worker_that_nobody_can_report_is_not_waited_for() {
+        let (fork_server, process) = ForkServer::of_test(2);
+        let exited = br#"{"event": "exited", "worker": 1, "how": "was killed"}"#;
+        process.send(exited, &[]).unwrap();
+        drop(process);
+        let ended = Err("it ended (signal: 9)".into());
+        assert_eq!(fork_server.exited(0, LIMIT), ended);
+        assert_eq!(fork_server.exited(1, LIMIT), Ok(Some("was killed".into())));
+    }
 
     #[test]
     fn workers_are_those_that_make_samples_and_run() {
         let worker = |pid, makes_samples, exited: Option<&str>| WorkerState {
             pid,
             makes_samples,
-            socket: None,
             exited: exited.map(Into::into),
+            ..WorkerState::default()
         };
         let state = ForkServerState {
             workers: vec![

@@ -13,7 +13,7 @@ use crate::Result;
 use crate::error::{ErrorKind, code_failed, invalid, os, sample_failed};
 use crate::produce::failure::Failure;
 use crate::produce::processes::IdleForkServer;
-use crate::produce::processes::fork_server::{ForkServer, Forked};
+use crate::produce::processes::fork_server::{ForkServer, Forked, PROMPT};
 use crate::produce::processes::zygote::Zygote;
 
 /// User code that is loaded, but makes nothing yet.
@@ -199,6 +199,7 @@ fn inspect_once(
     let mut channel = Channel::new(socket);
     let gone = |e: std::io::Error| {
         let how = fork_server.exited(number, Duration::from_secs(2));
+        let how = how.ok().flatten();
         // Workers end with their fork server. Its end may become known before or after that of its workers.
         if let Some(killed) = fork_server.ended_while("to make the first samples") {
             return killed;
@@ -215,6 +216,8 @@ fn inspect_once(
     let limit = timeout.saturating_mul(enough.into());
     let message = channel.receive(limit).map_err(gone)?.ok_or_else(|| {
         fork_server.kill(number);
+        // Whether it ends changes nothing here. The wait keeps two of them from working at the same time.
+        let _ = fork_server.exited(number, PROMPT);
         let limit = limit.as_secs_f64();
         code_failed(format!("the first samples took longer than {limit} s"))
             .with_remedy("give a longer timeout, or run with num_workers=0 to see why")

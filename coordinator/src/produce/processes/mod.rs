@@ -121,19 +121,7 @@ impl ProcessPool {
         cache: Option<Arc<DatasetCache>>,
         attributes: bool,
     ) -> Result<Arc<ProcessPool>> {
-        let process_pool = Arc::new(ProcessPool {
-            fork_server: loaded.fork_server,
-            workers,
-            timeout,
-            cache,
-            queue: DeadlineQueue::new(),
-            stuck: AtomicU32::new(0),
-            deadly: DeadlySamples::default(),
-            typical: CachePadded::default(),
-            clock: attributes.then(|| Mutex::new(BusyClock::new(Instant::now()))),
-            over: OnceLock::new(),
-            on_trouble: OnceLock::new(),
-        });
+        let process_pool = Self::new(loaded.fork_server, workers, timeout, cache, attributes);
         for number in 0..workers {
             let worker = Worker::new(process_pool.clone(), number);
             let started = std::thread::Builder::new()
@@ -145,6 +133,29 @@ impl ProcessPool {
             }
         }
         Ok(process_pool)
+    }
+
+    /// Creates a pool without threads.
+    fn new(
+        fork_server: Arc<ForkServer>,
+        workers: u32,
+        timeout: Duration,
+        cache: Option<Arc<DatasetCache>>,
+        attributes: bool,
+    ) -> Arc<ProcessPool> {
+        Arc::new(ProcessPool {
+            fork_server,
+            workers,
+            timeout,
+            cache,
+            queue: DeadlineQueue::new(),
+            stuck: AtomicU32::new(0),
+            deadly: DeadlySamples::default(),
+            typical: CachePadded::default(),
+            clock: attributes.then(|| Mutex::new(BusyClock::new(Instant::now()))),
+            over: OnceLock::new(),
+            on_trouble: OnceLock::new(),
+        })
     }
 
     /// Sets the function that is called when the pool ends by itself.

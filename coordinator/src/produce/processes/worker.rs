@@ -350,8 +350,7 @@ impl Worker {
         let idle = self.chunks.len() == 1;
         if idle && let Some(process) = self.process.take_if(|p| p.channel.is_lost()) {
             // The process ended while it had nothing to do, so no sample is at fault.
-            if self.reap(process.number, "").is_none() {
-                self.end_pool();
+            if self.reap(process.number, process.pid, "").is_none() {
                 return Ok(());
             }
         }
@@ -359,8 +358,7 @@ impl Worker {
             match self.start() {
                 Ok(process) => self.process = Some(process),
                 Err(e) => {
-                    self.give_back();
-                    self.process_pool.end(Trouble::ForkServer(e.to_string()));
+                    self.end_pool(e.to_string());
                     return Ok(());
                 }
             }

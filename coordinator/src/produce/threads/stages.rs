@@ -42,7 +42,7 @@ pub(super) struct StageQueues<W> {
     /// Time up to which the sums are complete.
     until: Instant,
     sums: Sums,
-    /// The sums at the last call of [`turn`](Self::start_interval).
+    /// The sums at the last call of [`start_interval`](Self::start_interval).
     recent: Sums,
     stall_clock: Option<StallClock>,
 }
@@ -233,7 +233,8 @@ impl<W> StageQueues<W> {
         }
     }
 
-    /// Returns the seconds and the number of fetched samples since the last [`turn`](Self::start_interval).
+    /// Returns the seconds and the number of fetched samples since the last call of
+    /// [`start_interval`](Self::start_interval).
     pub(super) fn lately(&self) -> (f64, u64) {
         let (now, then) = (&self.sums, &self.recent);
         (now.seconds - then.seconds, now.fetched - then.fetched)

@@ -166,7 +166,8 @@ impl AttachedJob {
         true
     }
 
-    fn outboxes_but(&self, rank: u32) -> impl Iterator<Item = &Arc<ReplyQueue>> {
+    /// Returns the reply queues of the attached ranks except `rank`.
+    fn reply_queues_but(&self, rank: u32) -> impl Iterator<Item = &Arc<ReplyQueue>> {
         let others = (0..).zip(&self.ranks).filter(move |(r, _)| *r != rank);
         others.filter_map(|(_, consumer)| consumer.as_ref().map(|c| &c.reply_queue))
     }
@@ -216,7 +217,7 @@ impl Engine {
         for leaver in departed {
             if job.depart(leaver) {
                 let told = Reply::Departed(leaver.departure.clone());
-                for reply_queue in job.outboxes_but(rank_id.rank) {
+                for reply_queue in job.reply_queues_but(rank_id.rank) {
                     reply_queue.tell_reply(&told);
                 }
             }
@@ -256,7 +257,7 @@ impl Engine {
                 rank = departure.rank,
                 "a rank leaves its job in order"
             );
-            told.extend(job.outboxes_but(departure.rank).cloned());
+            told.extend(job.reply_queues_but(departure.rank).cloned());
             if let Err(e) = self.start_if_complete(id, departure.rank) {
                 tracing::warn!(stream = self.stream, job = id, error = %e, "a job cannot go on without a rank that has left");
             }
@@ -274,7 +275,7 @@ impl Engine {
         let Some(job) = self.jobs.get_mut(&rank_id.job) else {
             return;
         };
-        let has_others = job.outboxes_but(rank_id.rank).next().is_some();
+        let has_others = job.reply_queues_but(rank_id.rank).next().is_some();
         let has_left = job.roll.has_left(rank_id.rank as usize);
         // A forming job waits for the rank as it waited before.
         if !has_others || has_left || job.forming.is_some() || job.is_over {
@@ -290,7 +291,7 @@ impl Engine {
         job.is_over = true;
         // Their sessions last until they have noticed and have copied the batches that they hold. This stream
         // continues, and reuses the buffers of a session once that has ended.
-        job.outboxes_but(rank_id.rank)
+        job.reply_queues_but(rank_id.rank)
             .for_each(|reply_queue| reply_queue.part());
         self.scheduler.detach(JobId(rank_id.job));
     }
@@ -301,7 +302,7 @@ impl Stream {
     pub(crate) fn has_other_ranks(&self, rank_id: RankId) -> bool {
         let engine = self.engine();
         let job = engine.jobs.get(&rank_id.job);
-        job.is_some_and(|job| job.outboxes_but(rank_id.rank).next().is_some())
+        job.is_some_and(|job| job.reply_queues_but(rank_id.rank).next().is_some())
     }
 
     /// Handles a rank that has lost its connection; see [`Engine::lose_rank`].

@@ -179,7 +179,7 @@ def unpicklable_with_fork(DataLoader: Any) -> None:
 
 @unpicklable_with_fork.instead
 def unpicklable_with_fork_ours(DataLoader: Any) -> None:
-    """An object that cannot be pickled is a TypeError that names the attribute and remedies, also num_workers=0."""
+    """An object that cannot be pickled is a TypeError that names the attribute and remedies; one is num_workers=0."""
     for held in inherited():
         for options in ({}, {"num_workers": 2, "multiprocessing_context": "fork"}):
             with raises(TypeError, texts=("dataset.held", "__getstate__", "num_workers=0")):

@@ -223,6 +223,32 @@ def next_after_error(DataLoader: Any) -> None:
         assert ints(it) == [4, 5]
 
 
+def around_an_exception(DataLoader: Any, workers: int) -> list[list[int]]:
+    """Returns the batches of an epoch in which one sample of the second batch raises."""
+    it = iter(DataLoader(Failing(6, value_error), batch_size=2, num_workers=workers))
+    first = next(it).tolist()
+    with raises(ValueError):
+        next(it)
+    return [first, *(batch.tolist() for batch in it)]
+
+
+@behaviour(
+    "an exception within a batch",
+    difference="Workers prepare the other samples in any case, for jobs that leave failed ones out.",
+)
+def error_within_a_batch(DataLoader: Any) -> None:
+    """A sample that raises takes its whole batch with it."""
+    for workers in (0, 2):
+        assert around_an_exception(DataLoader, workers) == [[0, 1], [4, 5]]
+
+
+@error_within_a_batch.instead
+def error_within_a_batch_ours(DataLoader: Any) -> None:
+    """After the exception of each sample that raises, the rest of the batch comes; with num_workers=0 it does not."""
+    assert around_an_exception(DataLoader, 2) == [[0, 1], [2], [4, 5]]
+    assert around_an_exception(DataLoader, 0) == [[0, 1], [4, 5]]
+
+
 @behaviour("after an exception, a new epoch")
 def epoch_after_error(DataLoader: Any) -> None:
     """After an exception a new epoch can be begun."""

@@ -340,10 +340,8 @@ def workers_of_the_iterator_ours(DataLoader: Any) -> None:
 @behaviour("timeout")
 def timeout(DataLoader: Any) -> None:
     """A batch that does not come within the timeout raises RuntimeError."""
-    start = time.monotonic()
     with raises(RuntimeError):
         list(DataLoader(Hanging(4), num_workers=1, timeout=0.5))
-    assert time.monotonic() - start < 20
 
 
 @behaviour("timeout that suffices")

@@ -1,10 +1,21 @@
 //! The end of a worker process, and the samples that it leaves.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::produce::failure::Failure;
 use crate::produce::processes::worker::{ATTEMPTS, Chunk, PAUSES, PoolTask, Worker, WorkerProcess};
 use crate::produce::processes::{TaskOutcome, Trouble};
+
+/// Time that a process gets to end by itself, after its connection has ended.
+const GRACE: Duration = Duration::from_secs(2);
+/// Time between two checks whether the pool has ended, while a process is ending.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// Time after which a killed process that is still there is reported, and between two such reports. A process that
+/// waits for storage ends only when the storage has answered.
+const SLOW_END: Duration = Duration::from_secs(60);
+/// Longest time for a killed process to end. Storage that answers at all has answered by then. It is longer than a
+/// zygote that is importing takes to report the end of a fork server, which ends the wait as well.
+const LONGEST_END: Duration = Duration::from_secs(900);
 
 impl Worker {
     /// Replaces the process. `why` is empty if it ended by itself.
@@ -17,8 +28,8 @@ impl Worker {
         let Some(WorkerProcess { number, pid, .. }) = self.process.take() else {
             return self.blame(&name, why);
         };
-        let Some(exited) = self.reap(number, why) else {
-            return self.end_pool();
+        let Some(exited) = self.reap(number, pid, why) else {
+            return;
         };
         let how = if why.is_empty() { exited } else { why.into() };
         tracing::warn!(
@@ -36,28 +47,64 @@ impl Worker {
     }
 
     /// Ends a process, and returns how it ended once it is gone. `why` is empty if it ends by itself. Returns `None` if
-    /// the fork server is gone.
+    /// the pool has ended meanwhile; it is ended here if nobody will tell how the process ends.
     ///
     /// The process must be gone before its slots are given to anybody else, because it may still be writing them. Nor
     /// may an iterable dataset be iterated twice at the same time: its stream has one worker, whose next process is
     /// started after this. PyTorch's workers of the former process are gone as well. They hold its socket too, so the
     /// socket is not lost before they have ended. If the process is killed here, the kernel sends them SIGKILL
     /// (`end_with_parent` in `_worker.py`) before it reports that their parent has ended.
-    pub(super) fn reap(&self, number: u32, why: &str) -> Option<String> {
-        let fork_server = &self.process_pool.fork_server;
-        let exited = match why {
-            "" => fork_server.exited(number, Duration::from_secs(2)),
-            _ => None,
-        };
-        exited.or_else(|| fork_server.kill(number))
+    pub(super) fn reap(&mut self, number: u32, pid: u32, why: &str) -> Option<String> {
+        self.wait_for_end(number, pid, why).unwrap_or_else(|why| {
+            self.end_pool(why);
+            None
+        })
     }
 
-    /// Ends the pool, because its fork server is gone.
-    pub(super) fn end_pool(&mut self) {
+    /// Waits until a process is gone, and kills it unless it ends by itself. Returns how it ended, or `None` if the pool
+    /// has ended meanwhile.
+    ///
+    /// # Errors
+    /// With the reason why its end will not be known.
+    fn wait_for_end(&self, number: u32, pid: u32, why: &str) -> Result<Option<String>, String> {
+        let fork_server = &self.process_pool.fork_server;
+        if why.is_empty()
+            && let Some(how) = fork_server.exited(number, GRACE)?
+        {
+            return Ok(Some(how));
+        }
+        fork_server.kill(number);
+        let killed = Instant::now();
+        let mut next_report = SLOW_END;
+        while !self.process_pool.is_over() {
+            if let Some(how) = fork_server.exited(number, CHECK_INTERVAL)? {
+                return Ok(Some(how));
+            }
+            let waited = killed.elapsed();
+            if waited >= LONGEST_END {
+                let (id, waited) = (self.id, waited.as_secs());
+                return Err(format!(
+                    "its worker {id} (process {pid}) is still there {waited} s after it was killed"
+                ));
+            }
+            if waited >= next_report {
+                next_report += SLOW_END;
+                tracing::warn!(
+                    worker = self.id,
+                    pid,
+                    seconds = waited.as_secs(),
+                    "a worker of user code was killed and is still there, perhaps because its storage does not answer: \
+                     its samples wait until it is gone"
+                );
+            }
+        }
+        Ok(None)
+    }
+
+    /// Ends the pool, because it cannot go on with its fork server.
+    pub(super) fn end_pool(&mut self, why: String) {
         self.give_back();
-        let why = self.process_pool.fork_server.ended().unwrap_or_default();
-        self.process_pool
-            .end(Trouble::ForkServer(format!("it {why}")));
+        self.process_pool.end(Trouble::ForkServer(why));
     }
 
     /// Blames the sample that the process was making, or the oldest if it had begun none.
@@ -110,5 +157,99 @@ impl Worker {
         let chunks = std::mem::take(&mut self.chunks);
         let tasks = chunks.into_iter().flat_map(|c| c.tasks).flatten();
         tasks.for_each(|task| task.work.finish(TaskOutcome::Dropped));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use coprep_protocol::code::Channel;
+
+    use super::*;
+    use crate::produce::processes::ProcessPool;
+    use crate::produce::processes::fork_server::ForkServer;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+    const KILLED: &str = "was killed by signal 9, SIGKILL";
+
+    /// Returns a worker's thread, the process's end of its fork server, and the reasons why its pool ended.
+    fn worker() -> (Worker, Channel, Arc<Mutex<Vec<String>>>) {
+        let (fork_server, process) = ForkServer::of_test(2);
+        let process_pool = ProcessPool::new(fork_server, 2, LIMIT, None, false);
+        let troubles = Arc::new(Mutex::new(Vec::new()));
+        let told = troubles.clone();
+        process_pool.on_trouble(move |trouble| told.lock().unwrap().push(trouble.to_string()));
+        (Worker::new(process_pool, 0), process, troubles)
+    }
+
+    fn say(process: &Channel, event: &str) {
+        process.send(event.as_bytes(), &[]).unwrap();
+    }
+
+    fn is_asked_to_kill(process: &mut Channel) -> bool {
+        let request = process.receive(LIMIT).unwrap().unwrap();
+        String::from_utf8(request).unwrap().contains("kill")
+    }
+
+    #[test]
+    fn a_process_that_dies_slowly_does_not_end_the_pool() {
+        let (mut worker, mut process, troubles) = worker();
+        let fork_server = std::thread::spawn(move || {
+            assert!(is_asked_to_kill(&mut process));
+            // Meanwhile the fork server fails at something else.
+            say(
+                &process,
+                r#"{"event": "failed", "worker": 1, "message": "cannot fork"}"#,
+            );
+            say(
+                &process,
+                r#"{"event": "failed", "message": "cannot unmap"}"#,
+            );
+            std::thread::sleep(3 * CHECK_INTERVAL);
+            let exited = format!(r#"{{"event": "exited", "worker": 0, "how": "{KILLED}"}}"#);
+            say(&process, &exited);
+            process
+        });
+        assert_eq!(worker.reap(0, 7, "took too long").as_deref(), Some(KILLED));
+        assert!(!worker.process_pool.is_over());
+        assert!(troubles.lock().unwrap().is_empty());
+        drop(fork_server.join().unwrap());
+    }
+
+    #[test]
+    fn a_pool_whose_fork_server_ends_says_how_it_ended() {
+        let (mut worker, mut process, troubles) = worker();
+        let fork_server = std::thread::spawn(move || assert!(is_asked_to_kill(&mut process)));
+        assert_eq!(worker.reap(0, 7, "took too long"), None);
+        fork_server.join().unwrap();
+        assert_eq!(
+            *troubles.lock().unwrap(),
+            ["the host of its user code: it ended (signal: 9)"]
+        );
+    }
+
+    #[test]
+    fn a_process_that_cannot_be_killed_ends_the_pool_with_the_reason() {
+        let (mut worker, process, troubles) = worker();
+        say(
+            &process,
+            r#"{"event": "failed", "worker": 0, "message": "cannot kill: not permitted"}"#,
+        );
+        assert_eq!(worker.reap(0, 7, "took too long"), None);
+        assert_eq!(
+            *troubles.lock().unwrap(),
+            ["the host of its user code: cannot kill: not permitted"]
+        );
+    }
+
+    #[test]
+    fn nobody_waits_for_a_process_of_a_pool_that_is_over() {
+        let (mut worker, _process, troubles) = worker();
+        let process_pool = worker.process_pool.clone();
+        let dismissing = std::thread::spawn(move || drop(process_pool.dismiss()));
+        assert_eq!(worker.reap(0, 7, "took too long"), None);
+        dismissing.join().unwrap();
+        assert!(troubles.lock().unwrap().is_empty());
     }
 }
