@@ -71,6 +71,12 @@ impl From<coprep_cache::ErrorKind> for ErrorKind {
     }
 }
 
+impl From<coprep_protocol::paths::ErrorKind> for ErrorKind {
+    fn from(_: coprep_protocol::paths::ErrorKind) -> Self {
+        ErrorKind::Os
+    }
+}
+
 /// The settings that decide how much memory is asked for.
 const SETTINGS: &str = "the staging area depends on batch_size and COPREP_STAGING (coprep serve --staging), a cache on \
                         cache_bytes and COPREP_CACHE (coprep serve --cache)";

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use coprep_protocol::frame;
 use coprep_protocol::message::{Refusal, RefusalKind, SampleError};
+use coprep_protocol::paths;
 
 /// Reason for which the owner of a wait ends it. See [`InterruptCheck`](crate::InterruptCheck).
 pub type Interrupt = Box<dyn std::error::Error + Send + Sync>;
@@ -71,6 +72,14 @@ impl From<frame::ErrorKind> for ErrorKind {
     }
 }
 
+impl From<paths::ErrorKind> for ErrorKind {
+    fn from(_: paths::ErrorKind) -> Self {
+        ErrorKind::Start
+    }
+}
+
+/// What users are told of a coordinator that could not be started.
+const NOT_STARTED: &str = "cannot start the coordinator";
 /// What users are told of every lost connection.
 const GONE: &str = "the coordinator is gone";
 
@@ -83,7 +92,12 @@ pub(crate) fn absent(socket: &Path) -> Error {
 }
 
 pub(crate) fn not_started(why: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Start, "cannot start the coordinator").because(why.into())
+    Error::new(ErrorKind::Start, NOT_STARTED).because(why.into())
+}
+
+/// Returns the error of a coordinator that is not started because a file or folder of it cannot be used.
+pub(crate) fn no_place(error: paths::Error) -> Error {
+    Error::from_lower(error).within(NOT_STARTED)
 }
 
 pub(crate) fn disconnected(why: impl Into<String>) -> Error {

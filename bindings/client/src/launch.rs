@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use coprep_protocol::paths::{CoordinatorPaths, open_private};
+use coprep_protocol::paths::{self, CoordinatorPaths, open_private};
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use crate::connection::{ConnectOptions, Connection};
-use crate::error::{ErrorKind, Result, absent, not_started};
+use crate::error::{ErrorKind, Result, absent, no_place, not_started};
 use crate::raw;
 use crate::timeout::Timeout;
 
@@ -46,9 +46,7 @@ impl Connection {
 
 /// Connects, and starts a coordinator if there is none.
 fn start(paths: &CoordinatorPaths, options: &ConnectOptions) -> Result<Connection> {
-    paths
-        .prepare()
-        .map_err(|e| not_started(format!("its socket's folder: {e}")))?;
+    paths.prepare().map_err(no_place)?;
     let timeout = Timeout::new(START_TIMEOUT, &options.interrupt_check);
     let mut attempts = 0;
     loop {
@@ -131,7 +129,7 @@ impl StartLock {
     fn try_take(paths: &CoordinatorPaths) -> Result<Option<Self>> {
         let path = paths.start_lock();
         let what = |e: std::io::Error| not_started(format!("cannot lock {}: {e}", path.display()));
-        let file = open_private(&path).map_err(what)?;
+        let file = open_private(&path).map_err(no_place)?;
         let opened = id(&file.metadata().map_err(what)?);
         let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
             return Ok(None);
@@ -287,19 +285,16 @@ fn parse(line: &[u8]) -> StartupReply {
 struct Log {
     path: PathBuf,
     /// The file, or the reason why there is none: a full disk costs the log, not the job.
-    file: std::io::Result<File>,
+    file: paths::Result<File>,
     /// Length of the file before the coordinator started.
     start: u64,
 }
 
 impl Log {
     fn open(path: &Path) -> Result<Self> {
-        let what = |e: std::io::Error| {
-            not_started(format!("cannot write its log {}: {e}", path.display()))
-        };
         let file = match open_private(path) {
             // The path may be a trap that another user has set, which is not a shortage that the job may ignore.
-            Err(e) if e.kind() == std::io::ErrorKind::Other => return Err(what(e)),
+            Err(e) if *e.kind() == paths::ErrorKind::NotPrivate => return Err(no_place(e)),
             file => file,
         };
         let length = |file: &File| file.metadata().map_or(0, |metadata| metadata.len());
@@ -323,7 +318,7 @@ impl Log {
     fn quote(&self) -> String {
         let file = match &self.file {
             Ok(file) => file,
-            Err(e) => return format!("its log {} cannot be written: {e}", self.path.display()),
+            Err(e) => return format!("it has no log: {e}"),
         };
         let text = self.read(file).unwrap_or_default();
         match text.trim() {

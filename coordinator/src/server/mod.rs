@@ -26,7 +26,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::connection::reply_queue::ReplyWriter;
-use crate::error::{ErrorKind, defect, invalid, os};
+use crate::error::{ErrorKind, defect, from_lower, invalid, os};
 use crate::registry::Registry;
 use crate::{Error, Monitor, Result, Settings};
 
@@ -100,9 +100,7 @@ impl Server {
             .map_err(|e| os("cannot protect the process's memory", e))?;
         // Before the registry starts its threads, because they inherit the mask.
         let signals = block_signals()?;
-        place
-            .prepare()
-            .map_err(|e| os("cannot use the socket's folder", e))?;
+        place.prepare().map_err(from_lower)?;
         // Only the holder of the lock may remove a socket that was left behind, so the lock comes first.
         let lock = take_lock(&place)?;
         let listener = listen(&place)?;
@@ -414,10 +412,10 @@ fn block_signals() -> Result<SignalFd> {
 
 fn take_lock(place: &CoordinatorPaths) -> Result<Flock<File>> {
     let path = place.lock();
-    let what = || format!("cannot lock {}", path.display());
     loop {
-        let file = open_private(&path).map_err(|e| os(what(), e))?;
-        let opened = file.metadata().map_err(|e| os(what(), e))?;
+        let file = open_private(&path).map_err(from_lower)?;
+        let opened = file.metadata();
+        let opened = opened.map_err(|e| os(format!("cannot lock {}", path.display()), e))?;
         let opened = (opened.dev(), opened.ino());
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, _)| {
             invalid(format!(
