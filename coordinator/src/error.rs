@@ -53,21 +53,13 @@ impl From<coprep_pipeline::ErrorKind> for ErrorKind {
 
 impl From<coprep_shared_memory::ErrorKind> for ErrorKind {
     fn from(kind: coprep_shared_memory::ErrorKind) -> Self {
-        if kind.is_shortage() {
-            ErrorKind::Shortage
-        } else {
-            ErrorKind::Memory
-        }
+        ErrorKind::of_memory(kind.is_shortage())
     }
 }
 
 impl From<coprep_cache::ErrorKind> for ErrorKind {
     fn from(kind: coprep_cache::ErrorKind) -> Self {
-        if kind.is_shortage() {
-            ErrorKind::Shortage
-        } else {
-            ErrorKind::Memory
-        }
+        ErrorKind::of_memory(kind.is_shortage())
     }
 }
 
@@ -145,6 +137,14 @@ pub(crate) fn os(context: impl Into<String>, error: impl Into<std::io::Error>) -
 }
 
 impl ErrorKind {
+    fn of_memory(is_shortage: bool) -> Self {
+        if is_shortage {
+            ErrorKind::Shortage
+        } else {
+            ErrorKind::Memory
+        }
+    }
+
     /// Returns `true` if anybody who tries the same would fail in the same way, so that nobody else needs to try.
     pub(crate) fn is_everybodys(&self) -> bool {
         matches!(

@@ -136,7 +136,8 @@ mod tests {
         let client = client(&ours);
         let mut guest = Guest::new(&client);
         guest.came = ago(LIMIT);
-        let refusal = guest.still_waits(STEP, ago(LIMIT)).unwrap_err().refusal();
+        let late = guest.still_waits(STEP, ago(LIMIT)).unwrap_err();
+        let refusal = crate::error::refusal(&late);
         assert_eq!(refusal.kind, RefusalKind::Late);
         assert!(refusal.message.contains(STEP), "{}", refusal.message);
         drop(theirs);

@@ -33,7 +33,7 @@ use crate::error::{from_lower, invalid};
 use crate::observe::stalls::StallClock;
 use crate::produce::failure::Failure;
 use crate::stream::batch::PendingBatch;
-use crate::stream::consumer::{Consumer, ConsumerProgress, Pending, ProtocolViolation};
+use crate::stream::consumer::{Consumer, ConsumerProgress, Pending};
 use crate::stream::engine::departed::{Leaver, Roll};
 use crate::stream::engine::forming::{Levels, RankResume, merge_resume};
 use crate::stream::engine::orders::CohortOrders;
@@ -725,11 +725,11 @@ fn add_stalls(sum: &mut Stalls, account: &Account) {
     sum.open_s += seconds(account.open_ns);
 }
 
-pub(super) fn end(consumer: &Consumer, why: &ProtocolViolation) {
+pub(super) fn end(consumer: &Consumer, why: &dyn std::error::Error) {
     tracing::warn!(
         parent: None,
         pid = consumer.pid,
-        error = %why.0,
+        error = %why,
         "a consumer's connection is ended"
     );
     consumer.reply_queue.hang_up();
