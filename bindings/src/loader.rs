@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coprep_client::loader::LoaderOptions;
-use coprep_client::{Error, ErrorKind, Event, Loader, SLICE};
+use coprep_client::{Error, ErrorKind, Event, Loader, POLL_INTERVAL};
 use coprep_protocol::id_set;
 use coprep_protocol::message::SampleError;
 use coprep_protocol::nap::nap;
@@ -141,7 +141,10 @@ impl PyLoader {
     /// Returns the next batch, one array per field, or `None` when the epoch has ended.
     fn next(&self, py: Python<'_>) -> PyResult<Option<Vec<PyArray>>> {
         loop {
-            match py.detach(|| self.client.next(nap(SLICE))).map_err(raise)? {
+            match py
+                .detach(|| self.client.next(nap(POLL_INTERVAL)))
+                .map_err(raise)?
+            {
                 Event::Batch(batch) => {
                     let arrays = batch.arrays().into_iter();
                     let arrays = arrays.map(|array| PyArray::new(py, array));

@@ -29,7 +29,7 @@ impl From<Launch> for UserCode {
             environment: launch.environment,
             directory: launch.directory,
             workers: launch.workers,
-            patience_ms: launch.sample_timeout_ms,
+            sample_timeout_ms: launch.sample_timeout_ms,
             process: launch.process,
             prelude: launch.prelude,
         }

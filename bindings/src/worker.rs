@@ -274,7 +274,7 @@ impl WorkerLink {
     /// Takes the slot that is offered for the sample that is being made, unless the offer was withdrawn.
     fn take_offer(&self) -> Option<(u32, u32)> {
         let request = self.chunk.requests.get(self.index() as usize)?;
-        let is_ours = request.is_offered && self.task_table.as_ref()?.take(self.entry());
+        let is_ours = request.is_offered && self.task_table.as_ref()?.commit(self.entry());
         request.place.filter(|_| is_ours)
     }
 

@@ -19,7 +19,7 @@
 //! | `worker-loop` | worker | between two tasks, no lock is held | the coordinator; jobs start another |
 //! | `pool-begin` | `code`, which serves a worker process | before a sample is given to the process | that sample, as a defect |
 //! | `pool-turn` | `code` | before it reads the process's messages | the process, which is replaced |
-//! | `host-listener` | `code-host` | a message of the fork server was read | the fork server, and with it the stream |
+//! | `fork-server-listener` | `fork-server` | a message of the fork server was read | the fork server, and with it the stream |
 //! | `zygote-listener` | `code-zygote` | a message of the zygote was read | the zygote and its fork servers, and with them their streams |
 //! | `reply-writer` | replies | before a session's replies are sent | that connection |
 //! | `warm-worker` | worker | before a sample of a warm-up is prepared | that sample: it counts as failed |

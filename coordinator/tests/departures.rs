@@ -452,7 +452,7 @@ fn ranks_meet_that_were_told_different_tokens_since_they_were_given_something() 
 }
 
 #[test]
-fn nonsense_is_refused_and_changes_nothing() {
+fn an_invalid_departure_is_refused_and_changes_nothing() {
     let node = Node::start();
     let (rank_0, _, _) = join(
         &node,

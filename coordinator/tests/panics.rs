@@ -378,7 +378,7 @@ fn a_rank_that_is_to_meet_the_others_again_keeps_the_batch_that_it_holds() {
 }
 
 #[test]
-fn a_client_that_sends_nonsense_keeps_its_buffers_until_it_has_hung_up() {
+fn a_client_that_sends_an_invalid_message_keeps_its_buffers_until_it_has_hung_up() {
     let node = Node::start("session-request", "off");
     let client = UnixStream::connect(place(&node.folder).socket).unwrap();
     client.set_read_timeout(Some(LIMIT)).unwrap();

@@ -82,14 +82,14 @@ def targets(below: list[Process], target: str) -> list[int]:
 
     Args:
         below: all processes of the history.
-        target: ``coordinator``, ``zygote``, ``host`` or ``worker``.
+        target: ``coordinator``, ``zygote``, ``fork_server`` or ``worker``.
     """
     coordinators = {p.pid for p in below if p.command == "coprep" and not p.is_zombie}
     if target == "coordinator":
         return sorted(coordinators)
-    # A coordinator's children are zygotes, their children are hosts, and those of hosts are workers.
+    # A coordinator's children are zygotes, their children are fork servers, and those of fork servers are workers.
     found = {p.pid for p in below if p.parent in coordinators and p.command != "coprep" and not p.is_zombie}
-    for kind in ("zygote", "host", "worker"):
+    for kind in ("zygote", "fork_server", "worker"):
         if kind == target:
             break
         found = {p.pid for p in below if p.parent in found and not p.is_zombie}

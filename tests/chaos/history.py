@@ -480,8 +480,8 @@ class History:
         return [p for p in faults.descendants(os.getpid()) if p.is_zombie and p.parent != os.getpid()]
 
     def _check_machine(self) -> None:
-        # A job that was killed may have left a process that is just about to run the coordinator's program. Until then it
-        # has another name, and would not be told to end. If it never gets so far, it is a process that is left.
+        # A job that was killed may have left a process that is just about to run the coordinator's program. Until then
+        # it has another name, and would not be told to end. If it never gets so far, it is a process that is left.
         self._until(lambda: not self._orphans(), 5)
         coordinators = self._coordinators()
         if coordinators and self._find_idle():

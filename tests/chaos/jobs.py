@@ -286,8 +286,8 @@ class Training:
 
     def _stop_at(self, loader: coprep.DataLoader, epoch: int, taken: int) -> None:
         job, part = self.job, self.part
-        if job.rest and job.rest[:2] == (epoch, taken):
-            time.sleep(job.rest[2])
+        if job.idle and job.idle[:2] == (epoch, taken):
+            time.sleep(job.idle[2])
         while job.sleep == (epoch, taken) and not self.room.wake.exists():
             time.sleep(0.01)
         leaves = job.resume == (epoch, taken) and part.attempt == 0

@@ -82,7 +82,7 @@ class Fault:
     """
     at: At
     target: str = ""
-    """Kind of process: ``job``, ``worker``, ``host``, ``zygote`` or ``coordinator``. For ``files``, one of
+    """Kind of process: ``job``, ``worker``, ``fork_server``, ``zygote`` or ``coordinator``. For ``files``, one of
     ``FILE_FAULTS``.
     """
     which: int = 0
@@ -133,7 +133,7 @@ class Job:
     """Whether the job writes into its batches."""
     leave: tuple[int, int] | None = None
     """``(epoch, batches)``: the job leaves that epoch after that number of batches."""
-    rest: tuple[int, int, float] | None = None
+    idle: tuple[int, int, float] | None = None
     """``(epoch, batches, seconds)``: the job pauses there, as for a validation."""
     sleep: tuple[int, int] | None = None
     """``(epoch, batches)``: the job takes nothing more there until all jobs that do not sleep have ended."""
@@ -483,11 +483,11 @@ def _with_events(d: _Draw, job: Job, data: Data) -> Job:
     step = job.batch_size * job.ranks
     batches = max(1, data.samples // step)
     moment = (d.rng.randrange(job.epochs), d.rng.randint(0, batches))
-    event = d.pick(none=52, leave=12, rest=12, resume=10, saves=6, second=8)
+    event = d.pick(none=52, leave=12, idle=12, resume=10, saves=6, second=8)
     if event == "leave":
         return dataclasses.replace(job, leave=moment)
-    if event == "rest":
-        return dataclasses.replace(job, rest=(*moment, round(d.rng.uniform(0.1, 1.2), 2)))
+    if event == "idle":
+        return dataclasses.replace(job, idle=(*moment, round(d.rng.uniform(0.1, 1.2), 2)))
     if event == "resume" and (job.barrier or job.ranks == 1):
         return dataclasses.replace(job, resume=moment)
     if event == "saves" and job.ranks == 1:
@@ -507,7 +507,7 @@ def _none(d: _Draw, plan: Plan) -> Plan:
 def _targets(d: _Draw, plan: Plan) -> str:
     has_code = any(not plan.datas[job.data].is_native for job in plan.jobs)
     code = 3 if has_code else 0
-    return d.pick(coordinator=5, job=3, worker=code, host=code, zygote=code)
+    return d.pick(coordinator=5, job=3, worker=code, fork_server=code, zygote=code)
 
 
 def _moment(d: _Draw, plan: Plan, target: str) -> At:
@@ -627,7 +627,7 @@ def _sleepers(d: _Draw, plan: Plan) -> Plan:
     for number in range(d.rng.choice([2, 4, 5, 6])):
         moment = (0, min(batches, d.rng.choice([1, 2, 5, 9])))
         start = round(0.1 * number * d.rng.choice([0, 1]), 2)
-        jobs.append(dataclasses.replace(awake, start_s=start, rest=None, sleep=moment, pause_s=_step(d)))
+        jobs.append(dataclasses.replace(awake, start_s=start, idle=None, sleep=moment, pause_s=_step(d)))
     late = dataclasses.replace(awake, start_s=round(d.rng.uniform(0.4, 1.0), 2))
     return dataclasses.replace(plan, jobs=(*jobs, late), staging=d.rng.choice(["64K", plan.staging]))
 
@@ -691,7 +691,7 @@ def _job_features(job: Job, data: Data) -> set[str]:
         "job: holds batches": job.hold,
         "job: writes in place": job.write,
         "job: leaves an epoch": job.leave,
-        "job: pauses": job.rest,
+        "job: pauses": job.idle,
         "job: sleeps": job.sleep,
         "job: resumes": job.resume or job.saves,
         "job: second loader": job.second,

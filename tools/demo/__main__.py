@@ -24,7 +24,7 @@ SAMPLES_PER_JOB = 12_000
 """Approximate samples of a job in all its epochs."""
 LARGEST_EPOCH = 6_000
 """A larger dataset is thinned out evenly, so that the demonstration stays short."""
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 """Longest time of a round in seconds."""
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """One thread for numpy in each job: four jobs would otherwise compete for all processors."""
@@ -142,9 +142,9 @@ def check(jobs: Sequence[Child], results: dict[str, dict[str, Any]], elapsed: fl
     for job in jobs:
         if job.name not in results and not job.running():
             raise job.failure()
-    if elapsed > PATIENCE_S:
+    if elapsed > TIMEOUT_S:
         late = [job.name for job in jobs if job.name not in results]
-        raise ChildFailed(f"{', '.join(late)} did not finish within {PATIENCE_S:.0f} s")
+        raise ChildFailed(f"{', '.join(late)} did not finish within {TIMEOUT_S:.0f} s")
 
 
 def show_jobs(shared: Outcome, alone: Outcome, epochs: int) -> None:

@@ -87,14 +87,14 @@ class Child:
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
         return ChildFailed(f"{self.name} {what or f'ended with code {self.exit_code()}'}:\n{tail}")
 
-    def end(self, patience: float = 5.0) -> None:
-        """Ask the child and everything it started to end, and kill them after `patience` seconds."""
+    def end(self, timeout: float = 5.0) -> None:
+        """Ask the child and everything it started to end, and kill them after `timeout` seconds."""
         self._signal(signal.SIGTERM)
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while self.running() and time.monotonic() < deadline:
             time.sleep(0.01)
         self._signal(signal.SIGKILL)
-        self.process.wait(patience)
+        self.process.wait(timeout)
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             # Closing writes the buffered rest, which a child that has ended does not take.
@@ -143,13 +143,13 @@ def coprep_command() -> Path:
     return Path(sys.executable).with_name("coprep")
 
 
-def await_socket(child: Child, path: Path, patience: float = 30.0) -> None:
-    deadline = time.monotonic() + patience
+def await_socket(child: Child, path: Path, timeout: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout
     while not answers(path):
         if not child.running():
             raise child.failure()
         if time.monotonic() > deadline:
-            raise child.failure(f"does not answer on {path} after {patience:.0f} s")
+            raise child.failure(f"does not answer on {path} after {timeout:.0f} s")
         time.sleep(0.02)
 
 

@@ -29,9 +29,9 @@
 //!
 //! # Waits
 //!
-//! Every wait is bounded and is cut into slices of at most [`SLICE`]. Between slices the owner's [`InterruptCheck`] is
-//! called (Python looks for signals there), and before each wait the socket is checked. If a wait for somebody else (a
-//! rank, a cohort, a folder that is listed) takes long, the owner's [`Notice`] is called once.
+//! Every wait is bounded. At least every [`POLL_INTERVAL`] the owner's [`InterruptCheck`] is called (Python looks for
+//! signals there), and before each wait the socket is checked. If a wait for somebody else (a rank, a cohort, a folder
+//! that is listed) takes long, the owner's [`Notice`] is called once.
 //!
 //! # Fork
 //!
@@ -60,4 +60,4 @@ pub use loader::{Event, Loader};
 pub use notice::{Notice, no_notice};
 pub use preparation::Preparation;
 pub use stats::Stats;
-pub use timeout::{InterruptCheck, SLICE, no_interrupt};
+pub use timeout::{InterruptCheck, POLL_INTERVAL, no_interrupt};

@@ -10,7 +10,7 @@ use coprep_shared_memory::lock::{lock, unpoisoned};
 use crate::attachment::Owner;
 use crate::connection::{ConnectOptions, Connection};
 use crate::error::{Result, interrupted};
-use crate::timeout::{InterruptCheck, SLICE, Timeout};
+use crate::timeout::{InterruptCheck, POLL_INTERVAL, Timeout};
 
 /// Longest wait of a loader for the connecting thread, which itself waits no longer than this for a coordinator.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -102,7 +102,7 @@ impl Preparation {
             (timeout.interrupt_check())().map_err(interrupted)?;
             state = self.shared.state();
             if matches!(*state, PreparationState::Connecting) {
-                let waited = self.shared.changed.wait_timeout(state, SLICE);
+                let waited = self.shared.changed.wait_timeout(state, POLL_INTERVAL);
                 state = unpoisoned(waited).0;
             }
         }

@@ -10,9 +10,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::error::{Interrupt, Result, disconnected, interrupted};
 
 /// Longest time between two calls of an [`InterruptCheck`]. Ctrl-C in Python takes effect within it.
-pub const SLICE: Duration = Duration::from_millis(200);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Callback that runs at least every [`SLICE`] of a wait. If it fails, the wait ends with [`crate::ErrorKind::Interrupted`].
+/// Callback that runs at least every [`POLL_INTERVAL`] of a wait. If it fails, the wait ends with
+/// [`crate::ErrorKind::Interrupted`].
 pub type InterruptCheck = Arc<dyn Fn() -> std::result::Result<(), Interrupt> + Send + Sync>;
 
 /// Returns a check that never interrupts.
@@ -62,7 +63,7 @@ impl<'a> Timeout<'a> {
             if left.is_zero() {
                 return Ok(());
             }
-            std::thread::sleep(left.min(SLICE));
+            std::thread::sleep(left.min(POLL_INTERVAL));
         }
     }
 
@@ -72,7 +73,7 @@ impl<'a> Timeout<'a> {
             (self.interrupt_check)().map_err(interrupted)?;
             let left = self.left();
             // The poll comes even if no time is left, so that a limit of zero still finds data that has come.
-            if events(fd, PollFlags::POLLIN, left.min(SLICE))?.is_some() {
+            if events(fd, PollFlags::POLLIN, left.min(POLL_INTERVAL))?.is_some() {
                 return Ok(true);
             }
             if left.is_zero() {

@@ -5,7 +5,7 @@ It imports modules but uses none of them, so that a fork server begins like a ne
 same: random numbers, ``atexit`` and weak references with callbacks at exit are set right for it. If a fork would differ
 in more than that, because an import failed or left a thread behind, each fork server is a new process.
 
-A zygote ends with the coordinator, and fork servers end with their zygote. Messages call a fork server a *host*.
+A zygote ends with the coordinator, and fork servers end with their zygote.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 from coprep import _exchange
 from coprep._worker import Parent, end, end_with_parent, enter, fork, run_fork_server
 
-_FORK_SERVER = "host"
+_FORK_SERVER = "fork-server"
 """Argument of a fork server that is started as a new process."""
 
 
@@ -72,7 +72,7 @@ class _Zygote(Parent):
         gc.collect()
         gc.freeze()
 
-    def _host(self, host: int, prelude: str, anew: bool) -> None:
+    def _fork_server(self, number: int, prelude: str, anew: bool) -> None:
         try:
             if not anew:
                 self._import(prelude)
@@ -81,9 +81,9 @@ class _Zygote(Parent):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             with socket.socket(fileno=self._channel.descriptors.pop(0)) as control:
                 pid = self._start(control) if anew or not self._can_fork else self._fork(control)
-            self._adopt(pid, host)
+            self._adopt(pid, number)
         except Exception as error:
-            self._send_event("failed", host=host, message=_exchange.describe(error))
+            self._send_event("failed", number=number, message=_exchange.describe(error))
 
     def _start(self, control: socket.socket) -> int:
         actions = [(os.POSIX_SPAWN_DUP2, control.fileno(), 0)]
@@ -116,15 +116,15 @@ class _Zygote(Parent):
             os._exit(1)
         run_fork_server(control)
 
-    def _kill(self, host: int) -> None:
-        self._end_child(host)
+    def _kill(self, number: int) -> None:
+        self._end_child(number)
 
     def _report_failure(self, what: str, worker: int | None, error: Exception) -> None:
         # No process waits for an answer, but a person who looks for a defect needs the message.
         sys.stderr.write(f"cannot {what}: {_exchange.describe(error)}\n")
 
     def _ended(self, number: int, status: int) -> None:
-        self._send_event("exited", host=number, status=status)
+        self._send_event("exited", number=number, status=status)
 
 
 class _Random:

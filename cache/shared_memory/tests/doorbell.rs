@@ -96,13 +96,13 @@ fn more_rings_than_one_look_fetches_are_not_lost() {
 }
 
 #[test]
-fn who_changes_something_rings_only_for_a_coordinator_that_rests() {
+fn who_changes_something_rings_only_for_an_idle_coordinator() {
     let doorbell = Doorbell::new().unwrap();
-    doorbell.ring_if_resting();
+    doorbell.ring_if_idle();
     assert!(!doorbell.wait(Duration::ZERO));
-    doorbell.rest();
-    doorbell.ring_if_resting();
+    doorbell.set_idle();
+    doorbell.ring_if_idle();
     assert!(doorbell.wait(FOR_EVER));
-    doorbell.ring_if_resting();
+    doorbell.ring_if_idle();
     assert!(!doorbell.wait(Duration::ZERO));
 }

@@ -440,28 +440,28 @@ fn a_consumer_that_joins_while_the_coordinator_sleeps_is_heard() {
 }
 
 /// A buffer becomes free on another thread than the driver's. Either the driver sees it in its last look, or the driver
-/// is rung for (`Doorbell::rest`, `StagingPool::on_free`).
+/// is rung for (`Doorbell::set_idle`, `StagingPool::on_free`).
 #[test]
 fn a_buffer_that_becomes_free_while_the_coordinator_goes_to_sleep_is_seen() {
     model(3, || {
-        let (bell, rests) = (Arc::new(ModelBell::default()), Arc::new(AtomicU32::new(0)));
+        let (bell, is_idle) = (Arc::new(ModelBell::default()), Arc::new(AtomicU32::new(0)));
         let free = Arc::new(Mutex::new(0));
         let worker = thread::spawn({
-            let (bell, rests, free) = (bell.clone(), rests.clone(), free.clone());
+            let (bell, is_idle, free) = (bell.clone(), is_idle.clone(), free.clone());
             move || {
                 *free.lock().unwrap() += 1;
-                if rests.load(Ordering::SeqCst) != 0 {
+                if is_idle.load(Ordering::SeqCst) != 0 {
                     bell.ring();
                 }
             }
         });
         loop {
-            rests.store(1, Ordering::SeqCst);
+            is_idle.store(1, Ordering::SeqCst);
             if *free.lock().unwrap() > 0 {
                 break;
             }
             bell.wait();
-            rests.store(0, Ordering::SeqCst);
+            is_idle.store(0, Ordering::SeqCst);
         }
         worker.join().unwrap();
     });
@@ -521,7 +521,7 @@ fn a_place_that_is_offered_is_had_by_one_of_both() {
             let (entry, place) = (entry.clone(), place.clone());
             move || {
                 assert!(entry.begin(7), "nobody withdraws it");
-                let is_ours = entry.take();
+                let is_ours = entry.commit();
                 if is_ours {
                     place.write(1);
                     entry.write(&told(10));

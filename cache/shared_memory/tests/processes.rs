@@ -370,7 +370,7 @@ fn a_consumer_cannot_shrink_what_the_coordinator_reads() {
 }
 
 #[test]
-fn nonsense_in_the_reply_region_ends_the_session_and_nothing_else() {
+fn invalid_values_in_the_reply_region_end_the_session_and_nothing_else() {
     let (mut random, mut accused) = (Random(1), 0);
     for _ in 0..300 {
         let mut coordinator = Coordinator::new();

@@ -331,7 +331,9 @@ impl Balance {
         self.change(useful.min(self.threads));
         let here = self.limit_here();
         self.limit = Some(match self.limit {
-            Some(before) if here.threads == trial.from => before.again(here, Direction::More),
+            Some(before) if here.threads == trial.from => {
+                before.after_failed_trial(here, Direction::More)
+            }
             _ => here,
         });
     }
@@ -367,14 +369,14 @@ impl Balance {
                 ..here
             }
         } else {
-            limit.again(here, Direction::Fewer)
+            limit.after_failed_trial(here, Direction::Fewer)
         });
     }
 }
 
 impl ThreadLimit {
     /// Returns the limit after a failed trial. It holds on, and for longer if more threads were tried.
-    fn again(self, here: ThreadLimit, tried: Direction) -> ThreadLimit {
+    fn after_failed_trial(self, here: ThreadLimit, tried: Direction) -> ThreadLimit {
         let (next, holds) = match tried {
             Direction::More => (Direction::Fewer, (2.0 * self.holds).min(HOLDS.1)),
             Direction::Fewer => (Direction::More, self.holds),

@@ -78,7 +78,7 @@ pub const SPREAD: u32 = 4;
 #[derive(Clone, Debug, Default)]
 pub struct StartPlan {
     /// One period for each minibatch that is drawn and not delivered, in their order.
-    turns: VecDeque<Period>,
+    periods: VecDeque<Period>,
     /// Time at which the minibatch drawn last is due.
     due: f64,
 }
@@ -105,7 +105,7 @@ impl StartPlan {
     /// Returns the start of a minibatch that is not drawn ahead, and forgets the plan. The start is now, but not before
     /// the minibatches that were drawn ahead.
     pub fn pause(&mut self, now: f64) -> f64 {
-        self.turns.clear();
+        self.periods.clear();
         now.max(self.due)
     }
 
@@ -121,9 +121,9 @@ impl StartPlan {
         workers: u32,
         period: f32,
     ) -> Vec<f64> {
-        let delivered = self.turns.len().saturating_sub(ahead as usize);
+        let delivered = self.periods.len().saturating_sub(ahead as usize);
         // The periods of minibatches delivered meanwhile are over.
-        self.turns.drain(..delivered);
+        self.periods.drain(..delivered);
         self.due = next_due(self.due, now, ahead + 1, period);
         let due = self.due;
         let cost = |sample: usize| costs[sample].max(0.0);
@@ -131,27 +131,27 @@ impl StartPlan {
         let slow = slow(costs, period * workers as f32);
         let all: f32 = (0..costs.len()).map(cost).sum();
         let usual = all - slow.iter().map(|&i| cost(i)).sum::<f32>();
-        self.turns.push_back(Period { due, load: usual });
+        self.periods.push_back(Period { due, load: usual });
         for sample in slow {
-            let turn = self.lightest(cost(sample), period);
-            for (turn, part) in self
-                .turns
+            let first = self.lightest(cost(sample), period);
+            for (planned, part) in self
+                .periods
                 .iter_mut()
-                .skip(turn)
+                .skip(first)
                 .zip(parts(cost(sample), period))
             {
-                turn.load += part;
+                planned.load += part;
             }
             // A slow sample starts at its period, but never later than its cost before the due time.
-            starts[sample] = starts[sample].min(self.begin_of(turn, period));
+            starts[sample] = starts[sample].min(self.begin_of(first, period));
         }
         starts
     }
 
-    fn begin_of(&self, turn: usize, period: f32) -> f64 {
-        match turn {
-            0 => self.turns[0].due - f64::from(period.max(0.0)),
-            _ => self.turns[turn - 1].due,
+    fn begin_of(&self, index: usize, period: f32) -> f64 {
+        match index {
+            0 => self.periods[0].due - f64::from(period.max(0.0)),
+            _ => self.periods[index - 1].due,
         }
     }
 
@@ -159,16 +159,16 @@ impl StartPlan {
     /// minibatch count. The choice minimises the load of the fullest period that the sample runs in. Among equals it is
     /// the last.
     fn lightest(&self, cost: f32, period: f32) -> usize {
-        let turns = self.turns.len();
-        let takes = (cost / period).ceil().clamp(1.0, turns as f32) as usize;
+        let count = self.periods.len();
+        let takes = (cost / period).ceil().clamp(1.0, count as f32) as usize;
         let fullest = |first: usize| {
-            let turns = self.turns.iter().skip(first);
-            let loads = turns
+            let periods = self.periods.iter().skip(first);
+            let loads = periods
                 .zip(parts(cost, period))
-                .map(|(turn, part)| turn.load + part);
+                .map(|(planned, part)| planned.load + part);
             loads.fold(0.0, f32::max)
         };
-        (0..=turns - takes)
+        (0..=count - takes)
             // `min_by` keeps the first of equals, so go from the last period to the first.
             .rev()
             .map(|first| (first, fullest(first)))
@@ -249,7 +249,7 @@ mod tests {
     }
 
     fn loads(plan: &StartPlan) -> Vec<f32> {
-        plan.turns.iter().map(|turn| turn.load).collect()
+        plan.periods.iter().map(|p| p.load).collect()
     }
 
     #[test]
@@ -260,8 +260,8 @@ mod tests {
         let starts = draw(&mut plan, 2, &[1.0, 8.0, 1.0, 7.0, 1.0, 1.0, 1.0]);
         // In its own period, the longer sample would raise the load to 13, but in the second one only to 11.
         assert_eq!(loads(&plan), [9.0, 11.0, 12.0]);
-        assert_eq!(starts[1], plan.turns[0].due);
-        assert_eq!(starts[3], plan.turns[1].due);
+        assert_eq!(starts[1], plan.periods[0].due);
+        assert_eq!(starts[3], plan.periods[1].due);
         assert_eq!(starts[0], plan.due() - 1.0);
     }
 
@@ -355,7 +355,7 @@ mod tests {
                 for (start, cost) in starts.iter().zip(costs) {
                     prop_assert!(start.is_finite() && *start <= plan.due() - f64::from(*cost));
                 }
-                prop_assert!(plan.turns.len() <= ahead as usize + 1);
+                prop_assert!(plan.periods.len() <= ahead as usize + 1);
             }
         }
 

@@ -72,7 +72,7 @@ fn deliveries_are_more_even_than_in_the_order_drawn_and_than_with_the_longest_fi
 }
 
 #[test]
-fn deliveries_are_more_even_than_with_slow_samples_at_even_distances_where_these_take_less_than_a_turn()
+fn deliveries_are_more_even_than_with_slow_samples_at_even_distances_where_these_take_less_than_a_period()
  {
     each(|tail, workers, batches| {
         let even = |order| {

@@ -197,7 +197,7 @@ impl Pipeline {
             },
             fixed: self.fixed.clone(),
             random: self.random.clone(),
-            normalize: self.normalize.as_ref().map(Normalize::again),
+            normalize: self.normalize.as_ref().map(Normalize::rebuilt),
             output: self.output,
         }
     }
@@ -209,7 +209,7 @@ impl Pipeline {
     ///
     /// If the header is no image's, or the image is too large.
     pub fn decoded_size(&self, encoded: &[u8]) -> Result<DecodedShape, Error> {
-        Ok(self.look(encoded)?.decoded)
+        Ok(self.inspect(encoded)?.decoded)
     }
 
     /// Returns the size of the decoded form, as [`Pipeline::decoded_size`] does, and the size in the file.
@@ -217,7 +217,7 @@ impl Pipeline {
     /// # Errors
     ///
     /// As [`Pipeline::decoded_size`].
-    pub fn look(&self, encoded: &[u8]) -> Result<Picture, Error> {
+    pub fn inspect(&self, encoded: &[u8]) -> Result<Picture, Error> {
         let header = self.header(encoded)?;
         let ImageSize { width, height } =
             self.plan(header.size(), &self.fixed, None, &mut Vec::new())?;
@@ -426,7 +426,7 @@ impl Normalize {
         }
     }
 
-    fn again(&self) -> Self {
+    fn rebuilt(&self) -> Self {
         Self::new(self.mean, self.std)
     }
 }

@@ -183,7 +183,7 @@ impl Incoming {
 
 /// A request to a zygote.
 #[derive(Serialize, Debug)]
-#[serde(tag = "do", rename_all = "lowercase")]
+#[serde(tag = "do", rename_all = "snake_case")]
 pub enum ZygoteRequest<'a> {
     /// Import the modules that fork servers will need. There is no answer: a fork server that cannot import them
     /// reports why.
@@ -193,10 +193,8 @@ pub enum ZygoteRequest<'a> {
     },
     /// Start a fork server. Its end of its socket comes with the message. Answered by [`ZygoteEvent::Exited`] or
     /// [`ZygoteEvent::Failed`].
-    #[serde(rename = "host")]
     ForkServer {
         /// Number of the fork server, never used before.
-        #[serde(rename = "host")]
         number: u32,
         /// Modules that the fork server will need, imported before it is forked.
         prelude: &'a str,
@@ -206,7 +204,6 @@ pub enum ZygoteRequest<'a> {
     /// End a fork server. Answered by [`ZygoteEvent::Exited`].
     Kill {
         /// Number of the fork server.
-        #[serde(rename = "host")]
         number: u32,
     },
 }
@@ -218,7 +215,6 @@ pub enum ZygoteEvent {
     /// A fork server has ended and was reaped.
     Exited {
         /// Number of the fork server.
-        #[serde(rename = "host")]
         number: u32,
         /// Exit status in the form of `wait(2)`.
         status: i32,
@@ -226,7 +222,6 @@ pub enum ZygoteEvent {
     /// A fork server could not be started.
     Failed {
         /// Number of the fork server.
-        #[serde(rename = "host")]
         number: u32,
         /// Reason, for people.
         message: String,

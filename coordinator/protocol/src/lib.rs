@@ -39,4 +39,4 @@ pub mod size;
 pub mod spec;
 
 /// Version of the messages. A client and its coordinator must have the same.
-pub const PROTOCOL_VERSION: u16 = 7;
+pub const PROTOCOL_VERSION: u16 = 8;

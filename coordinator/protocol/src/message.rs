@@ -244,7 +244,7 @@ pub struct UserCode {
     /// Number of workers; 0 for the coordinator's own number.
     pub workers: u32,
     /// Longest time for one sample, in milliseconds. After it, the sample's worker is replaced.
-    pub patience_ms: u64,
+    pub sample_timeout_ms: u64,
     /// Name of the job's process, which no other process has. Fork servers of one process may share the modules that
     /// were imported for them. Another process may have been started after a module was changed, so it does not share
     /// them.

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_an_example() {
+    fn an_invalid_size_is_refused_with_an_example() {
         for text in ["", "G", "8X", "-1", "ten"] {
             assert!(parse(text).unwrap_err().contains("8G"), "{text}");
         }

@@ -75,7 +75,7 @@ fn a_length_beyond_the_limit_is_refused_before_anything_is_allocated() {
 
 proptest! {
     #[test]
-    fn a_strangers_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+    fn malformed_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         let _ = frame::parse::<Request>(&bytes);
         let mut framed = frame::to_bytes(&hello()).unwrap();
         framed[8..12].copy_from_slice(&(bytes.len() as u32).to_le_bytes());

@@ -138,7 +138,7 @@ fn a_job_at_a_border_takes_part_in_what_others_need_and_nothing_is_drawn_for_it(
 }
 
 #[test]
-fn a_job_that_rests_at_the_first_ids_does_not_lead_in_ascending_order() {
+fn a_job_that_pauses_at_the_first_ids_does_not_lead_in_ascending_order() {
     let mut scheduler = stream(DrawOrder::Ascending);
     let resume = Resume {
         epoch: 0,
@@ -156,7 +156,7 @@ fn a_job_that_rests_at_the_first_ids_does_not_lead_in_ascending_order() {
         dealt(&draw(&mut scheduler, &[OTHER])),
         [((2, 0), 50)].into()
     );
-    // Now it does. The other one rests at the first ids too, and takes part.
+    // Now it does. The other one pauses at the first ids too, and takes part.
     scheduler.epoch_started(ONE, 0, 1);
     let drawn = draw(&mut scheduler, &[ONE, OTHER]);
     assert_eq!(samples(&drawn), SAMPLES);

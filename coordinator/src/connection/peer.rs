@@ -161,6 +161,6 @@ mod tests {
     fn the_name_of_a_program_may_look_like_anything() {
         let rest = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
         assert_eq!(start_ticks(&format!("7 (a b) 9) {rest}")), Some(4711));
-        assert_eq!(start_ticks("nonsense"), None);
+        assert_eq!(start_ticks("malformed"), None);
     }
 }

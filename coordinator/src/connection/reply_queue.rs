@@ -13,7 +13,7 @@
 //!
 //! **Bounds.** A client may compute for a while without reading: its connection lives, and its replies wait here, up to
 //! [`MOST_QUEUED`] bytes and one message more. Beyond that, an error stays in the stream, which is rung when there is
-//! room again ([`tell`](ReplyQueue::tell)); a session reads no further request
+//! room again ([`queue_error`](ReplyQueue::queue_error)); a session reads no further request
 //! ([`wait_for_room`](ReplyQueue::wait_for_room)); and reports of progress are left out.
 //!
 //! A thread that panics while it writes to a session ends that session.
@@ -158,7 +158,7 @@ impl ReplyQueue {
 
     /// Queues an error. Returns `false` if there is no room. The function named in [`on_room`](Self::on_room) is then
     /// called when there is room again.
-    pub(crate) fn tell(self: &Arc<Self>, error: &Arc<SampleError>) -> bool {
+    pub(crate) fn queue_error(self: &Arc<Self>, error: &Arc<SampleError>) -> bool {
         self.has_room()
             && self.push_and_watch(QueuedReply {
                 content: Content::Error(error.clone()),
@@ -166,8 +166,8 @@ impl ReplyQueue {
             })
     }
 
-    /// Queues a reply as [`tell`](Self::tell) queues an error.
-    pub(crate) fn tell_reply(self: &Arc<Self>, reply: &Reply) -> bool {
+    /// Queues a reply as [`queue_error`](Self::queue_error) queues an error.
+    pub(crate) fn queue_reply(self: &Arc<Self>, reply: &Reply) -> bool {
         // A reply that is too long to be sent is dropped, because waiting would not help.
         self.has_room()
             && encoded(reply, Vec::new()).map_or(true, |waiting| self.push_and_watch(waiting))
@@ -175,7 +175,7 @@ impl ReplyQueue {
 
     /// Sends a reply, or queues the part that the socket does not take now. Drops the reply if there is no room. The
     /// caller must hold no lock.
-    pub(crate) fn tell_now(self: &Arc<Self>, reply: &Reply) {
+    pub(crate) fn push_reply(self: &Arc<Self>, reply: &Reply) {
         let encoded = encoded(reply, Vec::new());
         if let (true, Ok(waiting)) = (self.has_room(), encoded) {
             self.push(waiting);
@@ -512,7 +512,7 @@ mod tests {
         // The socket takes some bytes as well, so the queue may have room again once or twice.
         let mut queued = 0;
         loop {
-            while reply_queue.tell(&error(queued, 1 << 17)) {
+            while reply_queue.queue_error(&error(queued, 1 << 17)) {
                 queued += 1;
             }
             if told.recv_timeout(Duration::from_millis(200)).is_err() {
@@ -522,7 +522,7 @@ mod tests {
         assert!((8..64).contains(&queued), "{queued}");
         assert_eq!(tags(&client, queued), (0..queued).collect::<Vec<_>>());
         told.recv_timeout(LIMIT).expect("there is room");
-        assert!(reply_queue.tell(&error(queued, 1)));
+        assert!(reply_queue.queue_error(&error(queued, 1)));
         assert_eq!(tags(&client, 1), [queued]);
         assert!(!reply_queue.is_gone());
     }
@@ -531,7 +531,7 @@ mod tests {
     fn an_answer_comes_after_what_was_queued_before_it() {
         let (_writer, reply_queue, client) = session();
         for tag in 0..4 {
-            assert!(reply_queue.tell(&error(tag, 1 << 17)));
+            assert!(reply_queue.queue_error(&error(tag, 1 << 17)));
         }
         reply_queue
             .send(&Reply::WantCode)
@@ -545,12 +545,15 @@ mod tests {
     #[test]
     fn hanging_up_does_not_wait_for_a_client_that_does_not_read() {
         let (_writer, reply_queue, client) = session();
-        while reply_queue.tell(&error(0, 1 << 17)) {}
+        while reply_queue.queue_error(&error(0, 1 << 17)) {}
         reply_queue.hang_up();
         assert!(reply_queue.is_gone());
         assert!(reply_queue.wait_for_room(LIMIT));
         assert!(reply_queue.send(&Reply::WantCode).is_err());
-        assert!(reply_queue.tell(&error(1, 1)), "nobody is to wait for room");
+        assert!(
+            reply_queue.queue_error(&error(1, 1)),
+            "nobody is to wait for room"
+        );
         drop(client);
     }
 
@@ -558,7 +561,7 @@ mod tests {
     fn a_panic_of_the_writer_leaves_an_empty_queue_that_is_closed() {
         let (_writer, reply_queue, client) = session();
         reply_queue.on_room(|| panic!("a panic that a test wants"));
-        while reply_queue.tell(&error(0, 1 << 17)) {}
+        while reply_queue.queue_error(&error(0, 1 << 17)) {}
         // The client reads, so the writer sends, finds room, and panics.
         let _ = (&client).read_to_end(&mut Vec::new());
         assert!(reply_queue.is_closed());
@@ -572,7 +575,7 @@ mod tests {
     #[test]
     fn a_client_that_goes_frees_what_waited_for_it() {
         let (_writer, reply_queue, client) = session();
-        while reply_queue.tell(&error(0, 1 << 17)) {}
+        while reply_queue.queue_error(&error(0, 1 << 17)) {}
         drop(client);
         // The test runner ends a test that hangs.
         while !reply_queue.is_empty() {

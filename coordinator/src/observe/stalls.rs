@@ -118,7 +118,7 @@ impl BusyClock {
     }
 
     /// Records that a worker has become busy, or has nothing more to do.
-    pub(crate) fn turns(&mut self, now: Instant, is_busy: bool) {
+    pub(crate) fn set_busy(&mut self, now: Instant, is_busy: bool) {
         self.advance_clock(now);
         self.busy = if is_busy {
             self.busy + 1
@@ -190,8 +190,8 @@ mod tests {
     fn workers_that_are_busy_lack_what_their_work_took() {
         let start = Instant::now();
         let mut clock = BusyClock::new(start);
-        clock.turns(start + SECOND, true);
-        clock.turns(start + SECOND, true);
+        clock.set_busy(start + SECOND, true);
+        clock.set_busy(start + SECOND, true);
         let times = MeasuredTimes {
             fetch: Some(3.0),
             random: Some(1.0),
@@ -200,8 +200,8 @@ mod tests {
         for _ in 0..1000 {
             clock.took(&times);
         }
-        clock.turns(start + 5 * SECOND, false);
-        clock.turns(start + 5 * SECOND, false);
+        clock.set_busy(start + 5 * SECOND, false);
+        clock.set_busy(start + 5 * SECOND, false);
         let stall_clock = clock.advance_clock(start + 6 * SECOND);
         let seconds = |d: Duration| d.as_secs_f64().round();
         assert_eq!(seconds(stall_clock.fetch), 3.0);

@@ -209,7 +209,7 @@ impl Recipe {
     }
 
     fn inspect_header(&self, file: &[u8]) -> Result<HeaderInfo, Failure> {
-        let picture = self.pipeline.look(file).map_err(Failure::decode)?;
+        let picture = self.pipeline.inspect(file).map_err(Failure::decode)?;
         Ok(HeaderInfo {
             features: Features {
                 bytes: file.len() as u64,

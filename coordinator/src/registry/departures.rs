@@ -60,7 +60,7 @@ impl Registry {
     /// Handles the orderly departure of a rank. Tells the ranks that are attached, and the ones that attach later.
     ///
     /// # Errors
-    /// When the departure makes no sense.
+    /// When the departure is inconsistent.
     pub(crate) fn leave(&self, departure: &Departure) -> Result<()> {
         Leaver::check(departure)?;
         // Kept before the streams are told, because a rank that attaches looks here once it is in its stream.

@@ -42,7 +42,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    fn tell(&self, step: &str, began: Instant) {
+    fn notify(&self, step: &str, began: Instant) {
         let waited = self.came.elapsed();
         let mut told = self.told.borrow_mut();
         if waited >= TELL_AFTER && told.step != step {
@@ -75,7 +75,7 @@ impl FlightParty for Guest<'_> {
             let what = format!("waited {waited} s, and {step}, for {seconds} s");
             return Err(Error::new(ErrorKind::Late, what).with_remedy(REMEDY));
         }
-        self.tell(step, began);
+        self.notify(step, began);
         Ok(())
     }
 }

@@ -199,7 +199,7 @@ impl Registry {
                 // Ranks may have left after the job had asked, and before the stream knew its token.
                 for departure in self.departed(request) {
                     if let Err(e) = stream.depart(&departure) {
-                        tracing::warn!(error = %e, "a rank has left, and says nonsense of it");
+                        tracing::warn!(error = %e, "a rank that has left described its departure wrongly");
                     }
                 }
                 registration.attached.notes = self.notes(&stream);
@@ -464,8 +464,8 @@ impl Registry {
     }
 
     /// Returns the time until the next idle fork server is to be ended, or `None` if there is none.
-    pub(crate) fn next_tidy(&self) -> Option<Duration> {
-        self.user_code.next_tidy()
+    pub(crate) fn next_maintenance(&self) -> Option<Duration> {
+        self.user_code.next_maintenance()
     }
 
     /// Returns the status of all streams, each with its `slow` most expensive samples.

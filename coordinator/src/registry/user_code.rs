@@ -172,7 +172,12 @@ impl Registry {
                     if attempts >= ATTEMPTS {
                         return Err(fork_server_killed(how, doing, attempts));
                     }
-                    tracing::warn!(how, doing, attempts, "a host of user code is started anew");
+                    tracing::warn!(
+                        how,
+                        doing,
+                        attempts,
+                        "a fork server of user code is started again"
+                    );
                     // The process that took the memory may be gone after the pause.
                     std::thread::sleep(PAUSE * attempts);
                 }
@@ -272,7 +277,7 @@ impl Registry {
             0 => self.workers.cpus(),
             asked => asked.min(MOST_CODE_WORKERS),
         };
-        let timeout = Duration::from_millis(code.map_or(0, |c| c.patience_ms));
+        let timeout = Duration::from_millis(code.map_or(0, |c| c.sample_timeout_ms));
         let process_pool = ProcessPool::start(
             loaded,
             workers,
@@ -431,7 +436,7 @@ impl UserCodes {
     }
 
     /// Returns the time until the next fork server has been idle for long.
-    pub(super) fn next_tidy(&self) -> Option<Duration> {
+    pub(super) fn next_maintenance(&self) -> Option<Duration> {
         let left = |(_, idle): &(u128, IdleForkServer)| IDLE_TIME.saturating_sub(idle.time());
         self.idle().iter().map(left).min()
     }
@@ -524,7 +529,10 @@ mod tests {
             assert!(ends.check(1).is_ok());
             ends.note(1, "no descriptor is left", false);
         }
-        assert!(ends.check(2).is_ok(), "the hosts of other code did not end");
+        assert!(
+            ends.check(2).is_ok(),
+            "the fork servers of other code did not end"
+        );
         let refused = ends.check(1).map_err(|e| e.to_string());
         assert!(
             refused

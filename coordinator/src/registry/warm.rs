@@ -63,12 +63,12 @@ impl PoolWork for Admit {
         fail_point!("warm-worker");
         let fetched = self.fetched.take();
         let admitted = self.recipe.admit(self.id, fetched, scratch);
-        self.tell(admitted.map(|cost| cost.fetched_bytes));
+        self.report_result(admitted.map(|cost| cost.fetched_bytes));
     }
 }
 
 impl Admit {
-    fn tell(&mut self, result: std::result::Result<u64, Failure>) {
+    fn report_result(&mut self, result: std::result::Result<u64, Failure>) {
         if let Some(done) = self.done.take() {
             // If the client has gone, nobody receives this.
             let _ = done.send(Admitted {
@@ -82,7 +82,7 @@ impl Admit {
 impl Drop for Admit {
     /// Reports a failure if a worker panicked while it had the sample. Otherwise the warm-up would wait for ever.
     fn drop(&mut self) {
-        self.tell(Err(Failure::defect()));
+        self.report_result(Err(Failure::defect()));
     }
 }
 
@@ -175,7 +175,7 @@ impl WarmRun<'_> {
             }
             if reported.elapsed() >= REPORT_EVERY {
                 reported = Instant::now();
-                self.tell(client)?;
+                self.send_progress(client)?;
             }
         }
     }
@@ -221,7 +221,7 @@ impl WarmRun<'_> {
         }
     }
 
-    fn tell(&mut self, client: &Client) -> Result<()> {
+    fn send_progress(&mut self, client: &Client) -> Result<()> {
         let gone = || invalid("the client that asked for the warm-up has gone");
         if client.is_gone() {
             return Err(gone());

@@ -35,7 +35,7 @@ mod session;
 /// Largest number of connections at a time.
 const MAX_CONNECTIONS: usize = 4096;
 /// Interval at which the pool's balance is checked while a client is connected.
-const TIDY: Duration = Duration::from_millis(250);
+const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(250);
 /// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`nap`].
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time that sessions get to end when the coordinator stops.
@@ -182,12 +182,12 @@ impl Server {
             .idle_end()
             .map(|end| end.saturating_duration_since(now));
         let is_connected = self.connections.count() > 0;
-        let until_tidy = if is_connected {
-            Some(TIDY)
+        let until_maintenance = if is_connected {
+            Some(MAINTENANCE_INTERVAL)
         } else {
-            self.registry.next_tidy()
+            self.registry.next_maintenance()
         };
-        let due = [until_end, until_tidy].into_iter().flatten();
+        let due = [until_end, until_maintenance].into_iter().flatten();
         due.fold(nap(POLL_INTERVAL), Duration::min)
     }
 

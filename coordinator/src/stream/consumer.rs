@@ -377,7 +377,7 @@ impl Consumer {
                 failed: FailureNotice::Raised { error, is_told, .. },
                 ..
             }) => {
-                *is_told = *is_told || self.reply_queue.tell(error);
+                *is_told = *is_told || self.reply_queue.queue_error(error);
                 *is_told
             }
             Some(Pending::Skipped { ids, example }) => {
@@ -386,7 +386,7 @@ impl Consumer {
                     example: (**example).clone(),
                 };
                 self.reply_queue
-                    .tell_reply(&Reply::Skipped(Box::new(skipped)))
+                    .queue_reply(&Reply::Skipped(Box::new(skipped)))
             }
             _ => true,
         }

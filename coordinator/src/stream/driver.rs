@@ -52,7 +52,7 @@ impl Stream {
         let mut engine = self.engine();
         while self.pump(&mut engine) {}
         // From here on every thread that changes something rings: consumers, and threads that free a buffer.
-        self.doorbell.rest();
+        self.doorbell.set_idle();
         engine.arm();
         while self.pump(&mut engine) {}
         engine.next_check
@@ -65,8 +65,8 @@ fn drive(stream: &Weak<Stream>) {
         if stream.is_closed() {
             return;
         }
-        let turned = catch_unwind(AssertUnwindSafe(|| stream.run_once()));
-        if turned.is_err() {
+        let ran = catch_unwind(AssertUnwindSafe(|| stream.run_once()));
+        if ran.is_err() {
             stream.break_off(&Trouble::Defect("the driver of the stream panicked"));
             // It may panic again, until all jobs have left.
             std::thread::sleep(PAUSE);

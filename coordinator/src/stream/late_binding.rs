@@ -312,7 +312,7 @@ mod tests {
         let [a, b, _] = few.buffers;
         assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
         assert_eq!(few.claim(few.second, SLOW), (a, Some(1)));
-        assert!(!few.theirs.take(0));
+        assert!(!few.theirs.commit(0));
         assert_eq!(few.claim(few.first, SLOW), (b, None));
     }
 
@@ -321,7 +321,7 @@ mod tests {
         let mut few = few();
         let [a, b, _] = few.buffers;
         assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
-        assert!(few.theirs.take(0));
+        assert!(few.theirs.commit(0));
         assert_eq!(few.claim(few.second, SLOW), (b, None));
         assert_eq!(few.late_binding.take(few.first).unwrap().batch.buffer, a);
     }
@@ -340,7 +340,7 @@ mod tests {
         assert!(given.withdraw());
         few.late_binding.pause(few.first);
         assert_eq!(few.offer(few.first, 1, SLOW), Some((a, 0)));
-        assert!(few.theirs.take(1));
+        assert!(few.theirs.commit(1));
     }
 
     #[test]
@@ -397,7 +397,7 @@ mod tests {
         let mut few = few();
         let [a, b, _] = few.buffers;
         assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
-        assert!(few.theirs.take(0));
+        assert!(few.theirs.commit(0));
         assert_eq!(few.offer(few.second, 1, SLOW), Some((b, 0)));
     }
 

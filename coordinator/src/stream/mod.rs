@@ -103,7 +103,7 @@ impl Stream {
         let doorbell = Arc::new(Doorbell::new().map_err(from_lower)?);
         // The last reader of a minibatch may be a worker, or another job.
         let rung = doorbell.clone();
-        pool.on_free(move || rung.ring_if_resting());
+        pool.on_free(move || rung.ring_if_idle());
         let stream = Arc::new(Stream {
             replay,
             producer_fields: config.producer.made().len(),

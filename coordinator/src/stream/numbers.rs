@@ -141,7 +141,7 @@ impl Numbers {
     /// The result does not depend on which of the failing samples are known to be bad, or when: a sample that is not
     /// known to be bad fails, and the next one is drawn. So jobs that meet the number at different times are given the
     /// same sample.
-    pub(crate) fn again(&self, failed: &Drawn, bad: &RoaringBitmap) -> Option<Drawn> {
+    pub(crate) fn redraw(&self, failed: &Drawn, bad: &RoaringBitmap) -> Option<Drawn> {
         let Numbers::Draws(draws) = self else {
             return None;
         };
@@ -338,20 +338,20 @@ mod tests {
                 visit: 0,
             });
             let at_once = if bad.contains(one_by_one.id) {
-                numbers.again(&one_by_one, &bad).expect("two are left")
+                numbers.redraw(&one_by_one, &bad).expect("two are left")
             } else {
                 one_by_one
             };
             while bad.contains(one_by_one.id) {
                 let nothing = RoaringBitmap::new();
-                one_by_one = numbers.again(&one_by_one, &nothing).expect("two are left");
+                one_by_one = numbers.redraw(&one_by_one, &nothing).expect("two are left");
             }
             assert_eq!(at_once, one_by_one);
         }
         let all: RoaringBitmap = (0..10).collect();
         let drawn = numbers.sample(Draw { id: 0, visit: 0 });
-        assert_eq!(numbers.again(&drawn, &all), None);
-        assert_eq!(Numbers::Ids.again(&drawn, &RoaringBitmap::new()), None);
+        assert_eq!(numbers.redraw(&drawn, &all), None);
+        assert_eq!(Numbers::Ids.redraw(&drawn, &RoaringBitmap::new()), None);
     }
 
     #[test]

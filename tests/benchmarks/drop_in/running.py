@@ -16,7 +16,7 @@ import coprep
 from tests.benchmarks.drop_in.plan import Plan
 from tests.benchmarks.loaders.machine import PROC, CpuClock, remove_torch_files, trees
 from tests.benchmarks.loaders.measure import MIB, ONE_THREAD
-from tests.benchmarks.slow_samples.running import DONE_PATIENCE_S, READY_PATIENCE_S, end
+from tests.benchmarks.slow_samples.running import DONE_TIMEOUT_S, READY_TIMEOUT_S, end
 from tools.demo.children import Child, Children, messages
 
 LOOK_EVERY_S = 0.2
@@ -99,11 +99,11 @@ def run(plans: Sequence[Plan], folder: Path) -> Outcome:
         roots += [job.pid for job in jobs]
         # Callbacks run in reverse: this one lists the processes, they are ended, and the first one cleans up.
         children.callback(lambda: processes.extend(trees(roots)))
-        ready = until_all_say("ready", jobs, READY_PATIENCE_S)
+        ready = until_all_say("ready", jobs, READY_TIMEOUT_S)
         before, began = CpuClock.read(roots), time.monotonic()
         for job in jobs:
             job.tell("go")
-        said = until_all_say("done", jobs, DONE_PATIENCE_S, memory)
+        said = until_all_say("done", jobs, DONE_TIMEOUT_S, memory)
         after, ended = CpuClock.read(roots), time.monotonic()
         processes += trees(roots)
         for job in jobs:
@@ -122,7 +122,7 @@ def highest_mib(sizes: Sequence[int]) -> float | None:
 
 
 def until_all_say(
-    event: str, jobs: Sequence[Child], patience: float, memory: SharedMemory | None = None
+    event: str, jobs: Sequence[Child], timeout: float, memory: SharedMemory | None = None
 ) -> list[list[dict[str, Any]]]:
     """Returns all messages of each job up to `event`.
 
@@ -130,10 +130,10 @@ def until_all_say(
         ChildFailed: a job ended, or did not say `event` in time.
     """
     said: dict[str, list[dict[str, Any]]] = {job.name: [] for job in jobs}
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while missing := [job for job in jobs if not has_said(event, said[job.name])]:
         if time.monotonic() > deadline:
-            raise missing[0].failure(f"did not say {event!r} within {patience:.0f} s")
+            raise missing[0].failure(f"did not say {event!r} within {timeout:.0f} s")
         if memory:
             memory.look()
         for job, message in messages(missing, LOOK_EVERY_S):
@@ -155,7 +155,7 @@ def job_that_says(module: str, arguments: Sequence[str], folder: Path) -> Iterat
     """Starts a process without a coordinator, and yields it with its single message."""
     with Children() as children:
         child = children.module("job", module, arguments, {**ONE_THREAD, "PYTHONPATH": str(folder)})
-        for _, message in messages([child], READY_PATIENCE_S):
+        for _, message in messages([child], READY_TIMEOUT_S):
             yield child, message
             return
         raise child.failure()

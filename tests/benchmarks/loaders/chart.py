@@ -25,7 +25,7 @@ COLOURS = {
 }
 LABEL_HEIGHT = 15
 DASHES = 'stroke-dasharray="5 4"'
-Place = tuple[float, float]
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def drawn(line: Line, axes: Axes) -> str:
     return "\n".join(parts)
 
 
-def segment(one: Place, other: Place, colour: str, style: str = "") -> str:
+def segment(one: Point, other: Point, colour: str, style: str = "") -> str:
     (x1, y1), (x2, y2) = one, other
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" {style}/>'
 

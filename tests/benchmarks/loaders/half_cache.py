@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.benchmarks.loaders.measure import ONE_THREAD, WARM_PATIENCE_S, Dataset
+from tests.benchmarks.loaders.measure import ONE_THREAD, WARM_TIMEOUT_S, Dataset
 from tools.demo.children import Children, messages
 
 EPOCHS = 4
@@ -32,7 +32,7 @@ def one_policy(data: Dataset, policy: str) -> HalfCache:
         _, env = children.coordinator(cache=str(2 * data.bytes))
         arguments = [str(data.root), str(half), policy, str(EPOCHS)]
         job = children.module("job 1", "tests.benchmarks.loaders.job_half_cache", arguments, {**env, **ONE_THREAD})
-        fetched = [message["fetched_bytes"] for _, message in messages([job], WARM_PATIENCE_S)]
+        fetched = [message["fetched_bytes"] for _, message in messages([job], WARM_TIMEOUT_S)]
         if len(fetched) != EPOCHS:
             raise job.failure()
     return HalfCache(policy, data.bytes, half, fetched)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tools.demo.children import Children, messages
 
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class HandOver:
 def measure_handover(program: Path) -> Sequence[HandOver]:
     with Children() as children:
         child = children.start("hand-over", [str(program), "--json"])
-        said = [message for _, message in messages([child], PATIENCE_S)]
+        said = [message for _, message in messages([child], TIMEOUT_S)]
         if not said:
             raise child.failure()
     return [

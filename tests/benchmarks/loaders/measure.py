@@ -26,8 +26,8 @@ from tools.demo.children import Child, ChildFailed, Children, coprep_command, me
 
 BATCH_SIZE = 64
 TENSOR_BATCH_SIZE = 128
-WARM_PATIENCE_S = 600.0
-WINDOW_PATIENCE_S = 60.0
+WARM_TIMEOUT_S = 600.0
+WINDOW_TIMEOUT_S = 60.0
 WARM_BATCHES = 4
 """Batches that each job takes before the window, where no cache has to be filled first."""
 CACHE_SHARE = 0.6
@@ -156,16 +156,16 @@ class Fleet:
         for job in self.jobs:
             job.tell("go")
             if in_turn:
-                self.wait_for("first", WARM_PATIENCE_S, [job])
-        return [first["seconds"] for first in self.wait_for("first", WARM_PATIENCE_S)]
+                self.wait_for("first", WARM_TIMEOUT_S, [job])
+        return [first["seconds"] for first in self.wait_for("first", WARM_TIMEOUT_S)]
 
-    def wait_for(self, event: str, patience: float, jobs: Sequence[Child] = ()) -> list[dict[str, Any]]:
+    def wait_for(self, event: str, timeout: float, jobs: Sequence[Child] = ()) -> list[dict[str, Any]]:
         """Waits until `jobs`, by default all, have said `event`. Returns their messages."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         jobs = jobs or self.jobs
         while missing := [job for job in jobs if event not in self.heard[job.name]]:
             if time.monotonic() > deadline:
-                raise missing[0].failure(f"did not say {event!r} within {patience:.0f} s ({len(missing)} did not)")
+                raise missing[0].failure(f"did not say {event!r} within {timeout:.0f} s ({len(missing)} did not)")
             for job, message in messages(missing, 0.5):
                 self.heard[job.name][message["event"]] = message
             for job in self.jobs:
@@ -203,11 +203,11 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children:
     fleet = Fleet(setup, jobs, data, children)
     pss_ready, ready_to_first_s = None, []
     if setup.is_python:
-        fleet.wait_for("ready", WARM_PATIENCE_S)
+        fleet.wait_for("ready", WARM_TIMEOUT_S)
         pss_ready = fleet.pss_of_jobs()
         # Jobs of coprep begin in turn, so that each one after the first joins a running stream.
         ready_to_first_s = fleet.begin(in_turn=setup.is_coprep)
-    fleet.wait_for("warm", WARM_PATIENCE_S)
+    fleet.wait_for("warm", WARM_TIMEOUT_S)
     # The window begins a little later, which leaves the jobs time to read its bounds.
     begin = time.monotonic() + 0.2
     for job in fleet.jobs:
@@ -220,8 +220,8 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children:
     pss = fleet.pss()
     if setup.light:
         fleet.check_light()
-    windows = fleet.wait_for("window", WINDOW_PATIENCE_S)
-    firsts = fleet.wait_for("first", WINDOW_PATIENCE_S)
+    windows = fleet.wait_for("window", WINDOW_TIMEOUT_S)
+    firsts = fleet.wait_for("first", WINDOW_TIMEOUT_S)
     images = sum(window["images"] for window in windows)
     if not images:
         raise ChildFailed(f"{setup.label}: no batch arrived within {seconds} s; give SECONDS more")
@@ -276,7 +276,7 @@ def measure_limit(program: Path, data: Dataset, seconds: int) -> Run:
         # Memory is read halfway, while the program is at work.
         time.sleep(seconds / 2)
         pss = pss_bytes(child.pid)
-        said = [message for _, message in messages([child], seconds + WARM_PATIENCE_S)]
+        said = [message for _, message in messages([child], seconds + WARM_TIMEOUT_S)]
         if not said:
             raise child.failure()
         after = CpuClock.read([child.pid])
@@ -299,7 +299,7 @@ def limit_cpu_s_per_1000(program: Path, data: Dataset) -> float:
     with Children() as children:
         command = [str(program), str(data.root), "--threads", str(cores()), "--epochs", "1", "--json"]
         child = children.start("limit", command)
-        said = [message for _, message in messages([child], WARM_PATIENCE_S + len(data.files))]
+        said = [message for _, message in messages([child], WARM_TIMEOUT_S + len(data.files))]
         if not said:
             raise child.failure()
     return float(said[-1]["cpu_seconds_per_1000"])

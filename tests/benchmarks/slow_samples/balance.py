@@ -28,7 +28,7 @@ from tests.benchmarks.loaders.machine import CpuClock
 from tests.benchmarks.loaders.measure import BATCH_SIZE, MIB, ONE_THREAD, Dataset, sleep_until
 from tests.benchmarks.loaders.records import Spread
 from tests.benchmarks.slow_samples.features import Features
-from tests.benchmarks.slow_samples.running import READY_PATIENCE_S, Progress, hear
+from tests.benchmarks.slow_samples.running import READY_TIMEOUT_S, Progress, hear
 from tests.benchmarks.slow_samples.series import Moment, Phase, bytes_of, phases, samples_of
 from tools.demo.children import Child, ChildFailed, Children, coprep_command
 
@@ -243,7 +243,7 @@ def one_run(scenario: Scenario, options: BalanceOptions) -> Series:
         job = children.module(
             "job", "tests.benchmarks.loaders.job_coprep", [*arguments, str(time.monotonic())], ONE_THREAD | place
         )
-        hear(job, "warm", READY_PATIENCE_S)
+        hear(job, "warm", READY_TIMEOUT_S)
         roots = [coordinator.pid, job.pid]
         before, began = CpuClock.read(roots), time.monotonic()
         moments, turns = [], []

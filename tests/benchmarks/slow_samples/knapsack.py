@@ -70,7 +70,7 @@ class Choice:
         return sum(item.saved_s[resource] for item in self.kept.values())
 
 
-class Place(NamedTuple):
+class HullPoint(NamedTuple):
     """A form on the frontier of its sample: its bytes, and the weighted seconds that it saves."""
 
     bytes: int
@@ -78,23 +78,23 @@ class Place(NamedTuple):
     item: Item | None
 
 
-def frontier(items: Sequence[Item], budget: int, weights: Sequence[float]) -> list[Place]:
+def frontier(items: Sequence[Item], budget: int, weights: Sequence[float]) -> list[HullPoint]:
     """Returns the forms that some price per byte would choose, the smallest first, starting with nothing.
 
     A form that exceeds the budget by itself is left out.
     """
-    hull = [Place(0, 0.0, None)]
-    places = [Place(item.bytes, item.worth_s(weights), item) for item in items]
-    for place in sorted(places, key=lambda place: (place.bytes, -place.worth_s)):
-        if not 0 < place.bytes <= budget or place.worth_s <= hull[-1].worth_s:
+    hull = [HullPoint(0, 0.0, None)]
+    points = [HullPoint(item.bytes, item.worth_s(weights), item) for item in items]
+    for point in sorted(points, key=lambda point: (point.bytes, -point.worth_s)):
+        if not 0 < point.bytes <= budget or point.worth_s <= hull[-1].worth_s:
             continue
-        while len(hull) > 1 and slope(hull[-2], hull[-1]) <= slope(hull[-2], place):
+        while len(hull) > 1 and slope(hull[-2], hull[-1]) <= slope(hull[-2], point):
             hull.pop()
-        hull.append(place)
+        hull.append(point)
     return hull
 
 
-def slope(one: Place, other: Place) -> float:
+def slope(one: HullPoint, other: HullPoint) -> float:
     if one.bytes == other.bytes:
         return float("inf")
     return (other.worth_s - one.worth_s) / (other.bytes - one.bytes)
@@ -125,10 +125,10 @@ def choose(samples: Sequence[Sequence[Item]], budget: int, weights: Sequence[flo
 def steps_of(sample: int, items: Sequence[Item], budget: int, weights: Sequence[float]) -> list[Step]:
     found = []
     before, *hull = frontier(items, budget, weights)
-    for place in hull:
-        assert place.item is not None
-        found.append(Step(sample, place.bytes - before.bytes, place.worth_s - before.worth_s, place.item))
-        before = place
+    for point in hull:
+        assert point.item is not None
+        found.append(Step(sample, point.bytes - before.bytes, point.worth_s - before.worth_s, point.item))
+        before = point
     return found
 
 

@@ -16,7 +16,7 @@ from tests.benchmarks.slow_samples.running import Progress
 
 THREADS = 2
 TIMES, QUICK_TIMES = 5, 1
-PATIENCE_S = 300
+TIMEOUT_S = 300
 STEPS = ("fetch_clocks", "look", "stage_clocks", "record", "start", "form")
 
 
@@ -55,7 +55,7 @@ def run_overhead(program: Path, data: Dataset, quick: bool) -> list[Said]:
     for _ in range(times):
         data.read()
         command = [str(program), str(data.root), "--threads", str(THREADS)]
-        answer = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S)
+        answer = subprocess.run(command, capture_output=True, check=True, timeout=TIMEOUT_S)
         one = json.loads(answer.stdout)
         said.append(one)
         telling = f"telling waits apart {one['attribution']:,.0f}"

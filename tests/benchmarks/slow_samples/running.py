@@ -14,9 +14,9 @@ from tests.benchmarks.loaders.machine import CpuClock, remove_torch_files, trees
 from tests.benchmarks.loaders.measure import ONE_THREAD, coordinator_status
 from tools.demo.children import Child, Children, coprep_command, messages
 
-READY_PATIENCE_S = 120.0
-DONE_PATIENCE_S = 900.0
-END_PATIENCE_S = 30.0
+READY_TIMEOUT_S = 120.0
+DONE_TIMEOUT_S = 900.0
+END_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,11 @@ def run(job: Job, coordinator: Coordinator | None = None) -> Outcome:
         roots.append(child.pid)
         # Callbacks run in reverse: this one lists the processes, they are ended, and the first one cleans up.
         children.callback(lambda: processes.extend(trees(roots)))
-        hear(child, "ready", READY_PATIENCE_S)
+        hear(child, "ready", READY_TIMEOUT_S)
         before, began = CpuClock.read(roots), time.monotonic()
         child.tell("go")
         first_epoch: list[tuple[CpuClock, float]] = []
-        said = hear(
-            child, "done", DONE_PATIENCE_S, lambda: first_epoch.append((CpuClock.read(roots), time.monotonic()))
-        )
+        said = hear(child, "done", DONE_TIMEOUT_S, lambda: first_epoch.append((CpuClock.read(roots), time.monotonic())))
         after, ended = CpuClock.read(roots), time.monotonic()
         status = listed_status(env, coordinator.slowest) if coordinator else {}
         # PyTorch's files bear the ids of workers, which are listed before the job ends them.
@@ -103,32 +101,30 @@ def run(job: Job, coordinator: Coordinator | None = None) -> Outcome:
     )
 
 
-def hear(
-    child: Child, event: str, patience: float, at_first: Callable[[], None] = lambda: None
-) -> list[dict[str, Any]]:
+def hear(child: Child, event: str, timeout: float, at_first: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
     """Returns all messages up to `event`, after which the job waits for a command.
 
     `at_first` is called once: at the first epoch, or at `event` if the job reports no epochs.
     """
     said: list[dict[str, Any]] = []
     is_first = True
-    for _, message in messages([child], patience):
+    for _, message in messages([child], timeout):
         if is_first and message["event"] in ("epoch", event):
             at_first()
             is_first = False
         said.append(message)
         if message["event"] == event:
             return said
-    raise child.failure(f"did not say {event!r} within {patience:.0f} s" if child.running() else "")
+    raise child.failure(f"did not say {event!r} within {timeout:.0f} s" if child.running() else "")
 
 
 def end(child: Child) -> None:
     """Lets the job end by itself, with its workers."""
     child.tell("end")
-    deadline = time.monotonic() + END_PATIENCE_S
+    deadline = time.monotonic() + END_TIMEOUT_S
     while child.running():
         if time.monotonic() > deadline:
-            raise child.failure(f"did not end within {END_PATIENCE_S:.0f} s")
+            raise child.failure(f"did not end within {END_TIMEOUT_S:.0f} s")
         time.sleep(0.01)
 
 
@@ -163,8 +159,8 @@ def side_by_side(jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
             for number, job in enumerate(jobs, 1)
         ]
         for child in started:
-            hear(child, "ready", READY_PATIENCE_S)
+            hear(child, "ready", READY_TIMEOUT_S)
         for child in started:
             child.tell("go")
         for child in started:
-            yield hear(child, "done", DONE_PATIENCE_S)[-1]
+            yield hear(child, "done", DONE_TIMEOUT_S)[-1]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
-from tests.benchmarks.loaders.chart import DASHES, Place, segment
+from tests.benchmarks.loaders.chart import DASHES, Point, segment
 from tests.benchmarks.loaders.measure import MIB
 from tests.benchmarks.slow_samples.series import WINDOW_S, Moment, Phase, windows
 
@@ -56,7 +56,7 @@ class Panel:
     def x(self, at: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * at / self.until
 
-    def place(self, at: float, value: float) -> Place:
+    def place(self, at: float, value: float) -> Point:
         return self.x(at), self.bottom - HEIGHT * value / self.high
 
 
@@ -150,7 +150,7 @@ def rounded_up(value: float) -> float:
     return max(next(step for step in STEPS if step * power >= value) * power, float(TICKS))
 
 
-def points(values: Iterable[Place], panel: Panel) -> str:
+def points(values: Iterable[Point], panel: Panel) -> str:
     places = (panel.place(at, value) for at, value in values)
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
 
@@ -159,6 +159,6 @@ def polyline(places: str, colour: str) -> str:
     return f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
 
 
-def text(place: Place, words: str, style: str = "") -> str:
+def text(place: Point, words: str, style: str = "") -> str:
     x, y = place
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{words}</text>'

@@ -17,12 +17,12 @@ from tests.benchmarks.loaders.measure import ONE_THREAD, Dataset, Setup, cache_b
 from tests.benchmarks.loaders.records import Spread
 from tests.benchmarks.slow_samples.overhead import Said, run_overhead
 from tests.benchmarks.slow_samples.pairs import PairOptions, PairRecord, Switch, measure_pairs
-from tests.benchmarks.slow_samples.running import DONE_PATIENCE_S, READY_PATIENCE_S, Outcome, end, hear
+from tests.benchmarks.slow_samples.running import DONE_TIMEOUT_S, READY_TIMEOUT_S, Outcome, end, hear
 from tools.demo.children import Children
 
 EVERY_S = 1.0
 """Seconds between two requests for metrics. Prometheus usually asks every 15 s to 60 s."""
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 ANSWERS = 200
@@ -83,12 +83,12 @@ def answer_cpu_s(data: Dataset) -> float:
         job = children.module(
             "job", "tests.benchmarks.slow_samples.job_native", [str(data.root), options, "1"], ONE_THREAD | place
         )
-        hear(job, "ready", READY_PATIENCE_S)
+        hear(job, "ready", READY_TIMEOUT_S)
         job.tell("go")
-        hear(job, "done", DONE_PATIENCE_S)
+        hear(job, "done", DONE_TIMEOUT_S)
         before = CpuClock.read([coordinator.pid])
         for _ in range(ANSWERS):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as answer:
                 answer.read()
         spent = CpuClock.read([coordinator.pid]).ours_since(before)
         end(job)
@@ -116,7 +116,7 @@ def scraped() -> Iterator[Sequence[str]]:
     def scrape() -> None:
         while not ended.wait(EVERY_S):
             # The server is not there before its start and after its end.
-            with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
+            with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
                 seen.append(len(answer.read()))
 
     address = f"http://127.0.0.1:{port}/metrics"

@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.benchmarks.loaders.machine import CpuClock
 from tests.benchmarks.loaders.measure import ONE_THREAD, Dataset
-from tests.benchmarks.slow_samples.running import READY_PATIENCE_S, Progress, end, hear
+from tests.benchmarks.slow_samples.running import READY_TIMEOUT_S, Progress, end, hear
 from tests.benchmarks.slow_samples.subset import part_of
 from tools.demo.children import Children, coprep_command, exit_code
 
@@ -200,7 +200,7 @@ def measure(data: Dataset, setting: Setting, epoch_s: float) -> tuple[float, Seq
             for n in range(setting.jobs)
         ]
         for job in jobs:
-            hear(job, "ready", READY_PATIENCE_S)
+            hear(job, "ready", READY_TIMEOUT_S)
         roots = [child.pid for child in [*jobs, *(child for child, _ in coordinators)]]
         before, began = CpuClock.read(roots), time.monotonic()
         for job in jobs:

@@ -358,7 +358,14 @@ def test_plans_meet_everything_often() -> None:
     seen = Counter(feature for seed in range(2000) for feature in features(draw(seed, POINTS)))
     rare = {name: count for name, count in seen.items() if count < 10}
     assert not rare
-    for fault in ("kill coordinator", "kill host", "kill worker", "kill job", "stop coordinator", "few descriptors"):
+    for fault in (
+        "kill coordinator",
+        "kill fork_server",
+        "kill worker",
+        "kill job",
+        "stop coordinator",
+        "few descriptors",
+    ):
         assert seen[f"fault: {fault}"] >= 50, fault
 
 
@@ -379,7 +386,7 @@ def test_descendants_are_found_by_kind() -> None:
         faults.Process(6, 4, "Z", "python"),
         faults.Process(7, 1, "S", "python"),
     ]
-    kinds = ("coordinator", "zygote", "host", "worker")
+    kinds = ("coordinator", "zygote", "fork_server", "worker")
     assert [faults.targets(below, kind) for kind in kinds] == [[2], [3], [4], [5]]
 
 
@@ -403,7 +410,7 @@ def test_a_history_has_no_finding(seed: int, tmp_path: Path) -> None:
 @pytest.mark.timeout(CAMPAIGN_S + 30)
 def test_a_history_that_breaks_a_promise_is_reported(tmp_path: Path) -> None:
     """No job can keep this deadline."""
-    plan = plan_of(dataclasses.replace(JOB, epochs=1, rest=(0, 1, 60.0)))
+    plan = plan_of(dataclasses.replace(JOB, epochs=1, idle=(0, 1, 60.0)))
     (tmp_path / "plan.json").write_text(plan.dumps())
     done = campaign("--plan", tmp_path / "plan.json", "--histories", 1, "--deadline", 3, "--out", tmp_path)
     assert done.returncode == 1 and "hang: after 3 s still running: job 0 rank 0" in done.stdout

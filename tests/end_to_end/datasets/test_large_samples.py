@@ -173,7 +173,7 @@ def test_a_batch_that_is_held_for_long_stays_as_it_is() -> None:
         assert [check(batch, large) for batch in held] == ids
 
 
-def kill_host() -> Callable[[], bool]:
+def kill_fork_server() -> Callable[[], bool]:
     """Kills the fork server, which ends all its workers. The stream is given up once a sample is to be made."""
     workers = stream()["worker_pids"]
     (pid,) = {int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1]) for worker in workers}
@@ -188,7 +188,7 @@ def stop_coordinator() -> Callable[[], bool]:
     return lambda: gone(pid)
 
 
-@pytest.mark.parametrize("end", [kill_host, stop_coordinator])
+@pytest.mark.parametrize("end", [kill_fork_server, stop_coordinator])
 def test_what_lies_ready_when_a_stream_is_given_up_is_whole(end: Callable[[], Callable[[], bool]]) -> None:
     # The dataset is larger than all that can lie ready, so that some samples are still to be made.
     size = 4 * N

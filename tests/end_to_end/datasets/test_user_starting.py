@@ -92,8 +92,8 @@ def test_loaders_of_a_program_import_once(start: Start, tmp_path: Path) -> None:
     program = Program(start, tmp_path, 'train = whole(1); validate = whole(2); say("done")')
     assert program.job.line() == "done"
     (zygote,) = program.others()
-    hosts = program.others("loads")
-    assert len(set(hosts)) == 2 and {parent(host) for host in hosts} == {zygote}
+    fork_servers = program.others("loads")
+    assert len(set(fork_servers)) == 2 and {parent(fork_server) for fork_server in fork_servers} == {zygote}
     assert parent(zygote) == coordinator_pid()
     program.on()
     assert program.job.result() == ""
@@ -158,7 +158,7 @@ say("gone")
         zygote = program.others()[-1]
         assert parent(zygote) == coordinator_pid()
         # For a moment it has a child that ends at once, by which it tests whether it may fork.
-        until(lambda zygote=zygote: not children(zygote), "it has no host")
+        until(lambda zygote=zygote: not children(zygote), "it has no fork server")
         assert coprep.status()["streams"] == []
         program.on()
         assert program.job.line() == ended
@@ -214,7 +214,7 @@ say("done")
     (first,) = program.others()
     below = [first, *program.others("loads"), *stream()["worker_pids"]]
     os.kill(first, signal.SIGKILL)
-    until(lambda: all(map(gone, below)), "its hosts end with it, and their workers")
+    until(lambda: all(map(gone, below)), "its fork servers end with it, and their workers")
     program.on()
     assert program.job.line() == "done"
     until(lambda: program.others()[-1] != first, "there is another")
@@ -345,7 +345,7 @@ for number in range(2):
     assert len(set(program.others())) == 1
 
 
-def test_what_a_module_removes_at_exit_stays_for_all_hosts(start: Start, tmp_path: Path) -> None:
+def test_what_a_module_removes_at_exit_stays_for_all_fork_servers(start: Start, tmp_path: Path) -> None:
     more = """
 import tempfile
 FOLDER = tempfile.TemporaryDirectory(dir=HERE)
@@ -365,7 +365,7 @@ class Kept(Numbers):
     program = Program(start, tmp_path, "for n in range(8): whole(n, data=Kept).close()", more)
     assert program.job.result() == ""
     first, own = program.others("loads")[0], Path(ud.noted(tmp_path / "own")[0])
-    until(lambda: gone(first), "the first host ends")
+    until(lambda: gone(first), "the first fork server ends")
     assert not own.exists(), "what it made itself is gone"
 
 

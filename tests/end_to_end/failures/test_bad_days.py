@@ -199,25 +199,25 @@ def test_an_idle_coordinator_ends_by_itself(place: Path) -> None:
     assert list(place.parent.iterdir()) == []
 
 
-def test_a_strangers_bytes_end_that_connection_only(pipeline: coprep.Pipeline, place: Path) -> None:
+def test_malformed_bytes_end_that_connection_only(pipeline: coprep.Pipeline, place: Path) -> None:
     with coprep.DataLoader(pipeline, batch_size=16, framework="numpy", with_index=True) as train:
         batches = iter(train)
         next(batches)
-        for nonsense in (
+        for malformed in (
             b"GET / HTTP/1.1\r\n\r\n",
             b"CPRP" + b"\xff" * 60,
             os.urandom(4096),
             b"CPRP\x01\x00\x00\x00\x40",
         ):
-            with sockets.socket(sockets.AF_UNIX) as stranger:
-                stranger.settimeout(WAIT)
-                stranger.connect(str(place))
-                stranger.sendall(nonsense)
+            with sockets.socket(sockets.AF_UNIX) as peer:
+                peer.settimeout(WAIT)
+                peer.connect(str(place))
+                peer.sendall(malformed)
                 # Otherwise the coordinator could rightly wait for the rest of a message.
-                stranger.shutdown(sockets.SHUT_WR)
+                peer.shutdown(sockets.SHUT_WR)
                 # The coordinator may close the connection with unread bytes in it, which resets it.
                 with contextlib.suppress(ConnectionResetError):
-                    assert stranger.recv(100) == b""
+                    assert peer.recv(100) == b""
         assert sorted(ids(train)) == list(range(N))
 
 

@@ -100,7 +100,7 @@ def kill_coordinator() -> None:
     os.kill(coordinator_pid(), signal.SIGKILL)
 
 
-def kill_host() -> None:
+def kill_fork_server() -> None:
     """Kills the fork server, so that the same coordinator opens the stream anew."""
     workers = stream()["worker_pids"]
     parents = {int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in workers}
@@ -134,7 +134,7 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
-kills = pytest.mark.parametrize("kill", [kill_coordinator, kill_host])
+kills = pytest.mark.parametrize("kill", [kill_coordinator, kill_fork_server])
 
 
 @kills

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,7 +68,10 @@ def serve(request: pytest.FixtureRequest, place: Path) -> Iterator[subprocess.Po
     )
     try:
         until(lambda: alive(place), "it listens")
-        yield serve
+        # Jobs may start slowly. A client that does not greet keeps the coordinator for ten seconds longer.
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(place))
+            yield serve
         assert serve.wait(WAIT) == 0, "it ends for idleness"
     finally:
         serve.kill()

@@ -190,21 +190,21 @@ def test_a_stream_that_nobody_waits_for_any_more_is_not_left_open(slow: Slow, st
 
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize("kind", ["KilledAtLoad", "KilledAtLook"])
-def test_a_host_that_is_killed_while_it_loads_costs_a_pause(tmp_path: Path, kind: str) -> None:
+def test_a_fork_server_that_is_killed_while_it_loads_costs_a_pause(tmp_path: Path, kind: str) -> None:
     data = getattr(ud, kind)(24, 2, str(tmp_path / "log"))
     with coprep.DataLoader(data, 4, **NUMPY) as loader:
         assert sorted(ids(loader)) == list(range(24))
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_host_that_is_killed_after_a_worker_of_its_costs_a_pause(tmp_path: Path) -> None:
+def test_a_fork_server_that_is_killed_after_a_worker_of_its_costs_a_pause(tmp_path: Path) -> None:
     data = ud.KilledAtLook(24, 1, str(tmp_path / "log"), workers=1)
     with coprep.DataLoader(data, 4, **NUMPY) as loader:
         assert sorted(ids(loader)) == list(range(24))
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_dataset_that_kills_its_host_each_time_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_dataset_that_kills_its_fork_server_each_time_is_one_clear_error(tmp_path: Path) -> None:
     log = tmp_path / "log"
     loader = coprep.DataLoader(ud.KilledAtLoad(24, 1000, str(log)), 4, **NUMPY)
     with pytest.raises(coprep.CoprepError, match=r"SIGKILL.* in each of 3 attempts, while it was to load the dataset"):
@@ -214,7 +214,9 @@ def test_a_dataset_that_kills_its_host_each_time_is_one_clear_error(tmp_path: Pa
 
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize("times", [2, 1000])
-def test_ranks_whose_host_is_killed_while_it_loads_end_together(start: Start, tmp_path: Path, times: int) -> None:
+def test_ranks_whose_fork_server_is_killed_while_it_loads_end_together(
+    start: Start, tmp_path: Path, times: int
+) -> None:
     code = """
     import json, sys, coprep
     from user_datasets import *
@@ -417,14 +419,14 @@ def test_a_cohort_that_is_not_complete_says_so(pipeline: coprep.Pipeline) -> Non
 # --- the log of a good day ---------------------------------------------------------------------------------------
 
 
-def test_a_host_ends_without_a_word(tmp_path: Path, place: Path) -> None:
+def test_a_fork_server_ends_without_a_word(tmp_path: Path, place: Path) -> None:
     """The log must have no leaks that libraries report at the interpreter's end, and no errors of unneeded workers."""
     (tmp_path / "loud_exit.py").write_text(
         "import atexit, ctypes, os, sys\n"
         "class Loud:\n"
         "    def __del__(self): os.write(2, b'leaked\\n')\n"
         "sys.loud = Loud()\n"
-        "atexit.register(lambda: os.write(2, b'tidied\\n'))\n"
+        "atexit.register(lambda: os.write(2, b'ran at exit\\n'))\n"
         "class Data:\n"
         "    def __init__(self, elsewhere): self.made_by, self.elsewhere = os.getpid(), elsewhere\n"
         "    def __len__(self): return 24 if os.getpid() == self.made_by else self.elsewhere\n"
@@ -443,16 +445,16 @@ def test_a_host_ends_without_a_word(tmp_path: Path, place: Path) -> None:
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=WAIT)
     said = ""
 
-    def is_tidied() -> bool:
+    def has_exited() -> bool:
         nonlocal said
         said += text.read()
-        return "tidied" in said
+        return "ran at exit" in said
 
     # The log is kept open, since the coordinator removes it. The process that imported modules runs their exit
     # functions. It lives for a minute longer, like an idle coordinator.
     with open(log) as text:
         # More than the minute. Together with the wait for the script it is less than the 180 s that the runner allows.
-        until(is_tidied, "a host ends", 100)
+        until(has_exited, "a fork server ends", 100)
         with contextlib.suppress(coprep.CoprepError):
             coprep.stop()
         until(lambda: not processes_of(place), "all processes end")

@@ -66,10 +66,12 @@ def test_what_a_worker_process_was_given_is_made_by_another_if_its_thread_panics
     assert run(start, monkeypatch, failpoints, order=order) == []
 
 
-def test_a_host_whose_listener_panics_is_replaced(place: object, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_whose_listener_panics_is_replaced(
+    place: object, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The fork server's messages before the panic: the dataset is loaded, the staging area is mapped, three workers are
     # forked, and the first of them has ended. The last message is that a worker was killed.
-    assert run(start, monkeypatch, "host-listener=6*off->1*panic->off", kill=True) == []
+    assert run(start, monkeypatch, "fork-server-listener=6*off->1*panic->off", kill=True) == []
 
 
 def test_many_panics_of_all_kinds_lose_nothing(place: object, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
-def host() -> int:
+def fork_server() -> int:
     """Returns the process from which the workers were forked."""
     pids: list[int] = []
 
@@ -207,12 +207,12 @@ def test_a_worker_that_is_killed_while_busy_loses_nothing(start: Start) -> None:
 
 
 # The timing decides whether two messages come at once, so a single run may miss that case.
-def test_many_workers_that_are_killed_are_replaced_by_the_same_host() -> None:
+def test_many_workers_that_are_killed_are_replaced_by_the_same_fork_server() -> None:
     size = 4 * (20 + 2 * QUEUE)
     with coprep.DataLoader(ud.Numbers(size, pause=0.02), 4, **{**NUMPY, "num_workers": 8}) as loader:
         batches = iter(loader)
         taken = next(batches)[-1].tolist()
-        first = host()
+        first = fork_server()
         for number in range(4):
             # All that may lie ready does, so that no sample is lost twice.
             until_delivered((1 + 5 * number + QUEUE) * 4)
@@ -226,7 +226,7 @@ def test_many_workers_that_are_killed_are_replaced_by_the_same_host() -> None:
                         os.kill(pid, signal.SIGKILL)
         taken += [i for batch in batches for i in batch[-1].tolist()]
         assert sorted(taken) == list(range(size))
-        assert host() == first and loader.stats()["reconnects"] == 0
+        assert fork_server() == first and loader.stats()["reconnects"] == 0
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_a_short_timeout_is_for_samples_and_not_for_loading() -> None:
 # --- fork servers and coordinators die ---------------------------------------------------------------------------
 
 
-def test_jobs_go_on_when_the_host_is_killed(start: Start) -> None:
+def test_jobs_go_on_when_the_fork_server_is_killed(start: Start) -> None:
     # The jobs take more than lay ready, twice, and one more epoch.
     steps, sizes = QUEUE + 2, (4, 6)
     epochs = 2 * steps // (N // max(sizes)) + 2
@@ -308,7 +308,7 @@ def test_jobs_go_on_when_the_host_is_killed(start: Start) -> None:
     for last in (False, True):
         in_step(*jobs, batches=steps)
         before = stream()["worker_pids"]
-        killed = host()
+        killed = fork_server()
         # The second time, the fork server is killed while the jobs run on.
         if last:
             run_on(*jobs)
@@ -322,7 +322,7 @@ def test_jobs_go_on_when_the_host_is_killed(start: Start) -> None:
 def test_jobs_go_on_when_the_coordinator_is_killed(start: Start) -> None:
     jobs = [job(start, f"Numbers({N}, pause=0.005)", 4, 0.03, "step", batch_size=size) for size in (4, 6)]
     in_step(*jobs, batches=5)
-    first, others = coordinator_pid(), [host(), *stream()["worker_pids"]]
+    first, others = coordinator_pid(), [fork_server(), *stream()["worker_pids"]]
     run_on(*jobs)
     os.kill(first, signal.SIGKILL)
     until(lambda: all(map(gone, others)), "nothing that runs user code outlives it", 3)
@@ -351,16 +351,18 @@ def assert_every_sample_once(ranks: list[Job]) -> None:
     assert sorted(i for _, taken in results for i in taken) == list(range(50))
 
 
-def test_ranks_go_on_when_the_host_is_killed(start: Start) -> None:
+def test_ranks_go_on_when_the_fork_server_is_killed(start: Start) -> None:
     ranks = ranks_in_step(start)
     in_step(*ranks, batches=3)
-    os.kill(host(), signal.SIGKILL)
+    os.kill(fork_server(), signal.SIGKILL)
     in_step(*ranks, batches=4)
     go(*ranks)
     assert_every_sample_once(ranks)
 
 
-def test_a_rank_that_computes_while_its_host_is_killed_over_and_over_comes_again(start: Start, tmp_path: Path) -> None:
+def test_a_rank_that_computes_while_its_fork_server_is_killed_over_and_over_comes_again(
+    start: Start, tmp_path: Path
+) -> None:
     """The rank requests nothing until the other rank has its batch, as in a collective operation of both."""
     flag, log = tmp_path / "flag", tmp_path / "log"
     # Its workers are busy all the time.
@@ -369,8 +371,8 @@ def test_a_rank_that_computes_while_its_host_is_killed_over_and_over_comes_again
     before = len(ud.noted(log))
     asks.process.send_signal(signal.SIGSTOP)
     flag.touch()
-    os.kill(host(), signal.SIGKILL)
-    until(lambda: len(ud.noted(log)) >= before + LOADS, "its host is killed over and over")
+    os.kill(fork_server(), signal.SIGKILL)
+    until(lambda: len(ud.noted(log)) >= before + LOADS, "its fork server is killed over and over")
     until(lambda: not coprep.status()["streams"], "it is told")
     flag.unlink()
     asks.process.send_signal(signal.SIGCONT)
@@ -387,7 +389,7 @@ def test_stopping_leaves_no_process(place: Path) -> None:
     with coprep.DataLoader(ud.Numbers(N, pause=0.01), 4, True, **NUMPY) as loader:
         batches = iter(loader)
         taken = next(batches)[-1].tolist()
-        others = [coordinator_pid(), host(), *stream()["worker_pids"]]
+        others = [coordinator_pid(), fork_server(), *stream()["worker_pids"]]
         coprep.stop()
         until(lambda: all(map(gone, others)), "all processes end", 3)
         assert sorted(taken + [i for batch in batches for i in batch[-1].tolist()]) == without()
@@ -395,16 +397,16 @@ def test_stopping_leaves_no_process(place: Path) -> None:
 
 def test_closing_the_last_loader_ends_its_workers(place: Path) -> None:
     """The loaded dataset is kept for a while for the next job, and so are the modules that were imported for it."""
-    hosts, zygotes = set(), set()
+    fork_servers, zygotes = set(), set()
     for _ in range(3):
         with coprep.DataLoader(ud.Numbers(N, pause=0.002), 4, True, **NUMPY) as loader:
             assert epoch(loader) == (without(), [])
-            hosts.add(host())
-            zygotes.add(parent(host()))
+            fork_servers.add(fork_server())
+            zygotes.add(parent(fork_server()))
             workers = stream()["worker_pids"]
         until(lambda workers=workers: all(map(gone, workers)), "its workers end", 3)
-        assert set(processes_of(place)) <= {coordinator_pid(), *hosts, *zygotes}
-    assert len(hosts) == len(zygotes) == 1
+        assert set(processes_of(place)) <= {coordinator_pid(), *fork_servers, *zygotes}
+    assert len(fork_servers) == len(zygotes) == 1
 
 
 def test_what_is_kept_is_not_for_jobs_in_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,8 +419,8 @@ def test_what_is_kept_is_not_for_jobs_in_another_environment(monkeypatch: pytest
 
 def test_a_job_that_is_killed_while_its_dataset_is_loaded_leaves_nothing(start: Start, place: Path) -> None:
     victim = start(TRAIN, f"SlowToLoad({N}, 300)", "{}", 1, 0, PYTHONPATH=HERE)
-    # The job, the coordinator, the zygote and the host, which has no workers yet.
-    until(lambda: len(processes_of(place)) == 4, "the host loads")
+    # The job, the coordinator, the zygote and the fork server, which has no workers yet.
+    until(lambda: len(processes_of(place)) == 4, "the fork server loads")
     victim.kill()
     until(lambda: processes_of(place) == [coordinator_pid()], "it is gone, and what loads for it", 10)
     with coprep.DataLoader(ud.Numbers(N), 4, **NUMPY) as loader:

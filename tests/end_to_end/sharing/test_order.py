@@ -120,11 +120,11 @@ def test_loaders_that_are_read_in_turn_give_equal_batches(folder: Path, place: P
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loader_that_rests_begins_anew_in_order(folder: Path, place: Path, kind: str) -> None:
-    with make(kind, folder) as rests, make(kind, folder) as passes:
-        assert next(iter(rests))[-1].tolist() == IN_ORDER[:10]
+def test_an_idle_loader_begins_anew_in_order(folder: Path, place: Path, kind: str) -> None:
+    with make(kind, folder) as idle, make(kind, folder) as passes:
+        assert next(iter(idle))[-1].tolist() == IN_ORDER[:10]
         assert ids(passes) == IN_ORDER
-        assert ids(rests) == IN_ORDER
+        assert ids(idle) == IN_ORDER
         assert ids(passes) == IN_ORDER
 
 

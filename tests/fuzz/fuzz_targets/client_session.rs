@@ -38,7 +38,7 @@ const LARGE_BYTES: u64 = 1 << 20;
 /// Longest wait of the client for anything.
 const TIMEOUT: Duration = Duration::from_millis(20);
 /// Longest wait of the coordinator for the client's next request. It is short, so that an input takes milliseconds.
-const PATIENCE: Duration = Duration::from_millis(4);
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(4);
 /// Largest number of events that the client requests in an epoch.
 const MOST_EVENTS: usize = 24;
 
@@ -309,7 +309,7 @@ impl Coordinator {
             sender.publish(*item).ok()?;
         }
         // The connection of a client that only waits is closed soon, so that an input takes milliseconds.
-        let _ = socket.set_read_timeout(Some(PATIENCE));
+        let _ = socket.set_read_timeout(Some(REQUEST_TIMEOUT));
         while let Ok((request, _)) = frame::receive::<Request>(socket) {
             let _ = sender.taken();
             let _ = sender.poll_released(drop);

@@ -134,7 +134,7 @@ fn attach() -> Attach {
             environment: vec![(b"HOME".to_vec(), b"/root".to_vec())],
             directory: b"/".to_vec(),
             workers: 2,
-            patience_ms: 1000,
+            sample_timeout_ms: 1000,
             process: "5f2e-4711".into(),
             prelude: r#"{"argv": ["train.py"], "imports": ["torch"]}"#.into(),
         }),

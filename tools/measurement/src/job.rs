@@ -64,7 +64,7 @@ impl MeasuredJob {
     pub fn epoch(&self, mut each: impl FnMut(u64) -> Result<()>) -> Result<()> {
         self.loader.start_epoch()?;
         loop {
-            match self.loader.next(nap(coprep_client::SLICE))? {
+            match self.loader.next(nap(coprep_client::POLL_INTERVAL))? {
                 Event::Batch(batch) => each(u64::from(batch.samples()))?,
                 Event::EndOfEpoch => return Ok(()),
                 Event::NotYet | Event::Skipped(_) => each(0)?,

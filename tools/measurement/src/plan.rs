@@ -259,7 +259,7 @@ pub fn estimate_sizes(dataset: &Dataset, ids: &[u32], spec: &PipelineSpec) -> Re
         sum.encoded += dataset.file_len(id)? as f64;
         dataset.fetch_head(id, &mut head)?;
         // A file that is no image has bytes, but no pixels.
-        if let Ok(picture) = pipeline.look(&head) {
+        if let Ok(picture) = pipeline.inspect(&head) {
             images += 1.0;
             sum.decoded += picture.decoded.bytes() as f64;
             sum.pixels += picture.pixels as f64;

@@ -303,7 +303,7 @@ impl LoaderLink {
 
     /// Publishes the counts of this consumer for `coprep status`.
     pub(super) fn publish_counts(&self, account: &Account) {
-        self.attachment.receiver.tell(account);
+        self.attachment.receiver.report(account);
     }
 
     // Requests.

@@ -45,7 +45,7 @@ use crate::loader::watch::FailedAttempts;
 use crate::notice::{NOTIFY_AFTER, Notice, Wait, no_notice};
 use crate::preparation::Preparation;
 use crate::stats::{Stats, WaitShares};
-use crate::timeout::{InterruptCheck, SLICE, Timeout};
+use crate::timeout::{InterruptCheck, POLL_INTERVAL, Timeout};
 
 /// Pause after the first attempt to reconnect. It doubles after each attempt, because a coordinator that is not there at
 /// once may need long to start.
@@ -438,7 +438,7 @@ impl Loader {
     /// epoch.
     fn wait_for_order(&self, inner: &mut LoaderState, end: Instant) -> Result<()> {
         let began = Instant::now();
-        let limit = end.saturating_duration_since(began).min(SLICE);
+        let limit = end.saturating_duration_since(began).min(POLL_INTERVAL);
         let limit = limit.min(self.timeout(inner));
         let Some(link) = &mut inner.link else {
             return Ok(());
@@ -510,7 +510,7 @@ impl Loader {
         // The slice bounds the time until the next interrupt check and the next check of the coordinator. An item wakes
         // this thread by itself.
         let left = end.saturating_duration_since(began).min(timeout);
-        link.wait(left.min(nap(SLICE)));
+        link.wait(left.min(nap(POLL_INTERVAL)));
         self.count_wait(inner, began);
         Ok(None)
     }
@@ -532,7 +532,7 @@ impl Loader {
             return Ok(None);
         };
         let began = Instant::now();
-        let limit = end.saturating_duration_since(began).min(SLICE);
+        let limit = end.saturating_duration_since(began).min(POLL_INTERVAL);
         if let Some((number, error)) = link.awaited_error(limit, &self.options.interrupt_check)? {
             if !inner.position.fail(number) {
                 return Ok(None);
@@ -863,7 +863,7 @@ impl Loader {
     fn add_other_ranks(&self, inner: &mut LoaderState, state: &mut ResumeState) -> Result<()> {
         // A checkpoint should not take as long as a batch may. After 20 s its ids are those of this rank alone.
         let timeout = Timeout::new(
-            self.options.timeout.min(SLICE * 100),
+            self.options.timeout.min(POLL_INTERVAL * 100),
             &self.options.interrupt_check,
         );
         let (epoch, batches) = (inner.position.epoch(), inner.position.batches());

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::attachment::Owner;
 use crate::error::{Result, not_started};
 use crate::loader::Loader;
-use crate::timeout::SLICE;
+use crate::timeout::POLL_INTERVAL;
 
 /// Pause after a failed attempt to attach anew. The attempt itself may have lasted long.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -51,7 +51,7 @@ pub(super) fn start(loader: &Arc<Loader>) -> Result<()> {
 
 fn run(loader: &Weak<Loader>, owner: Owner) {
     while owner.is_here() {
-        std::thread::sleep(SLICE);
+        std::thread::sleep(POLL_INTERVAL);
         // The reference is weak, so that this thread does not keep the loader alive.
         match loader.upgrade() {
             Some(loader) => loader.reattach_if_lost(),

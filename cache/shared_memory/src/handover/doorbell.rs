@@ -32,8 +32,8 @@ pub struct Doorbell {
     bells: Arc<Epoll>,
     /// Eventfd by which the coordinator wakes itself. No other process has it.
     own: EventFd,
-    /// True between [`rest`](Self::rest) and the end of the wait.
-    resting: AtomicBool,
+    /// True between [`set_idle`](Self::set_idle) and the end of the wait.
+    is_idle: AtomicBool,
 }
 
 impl Doorbell {
@@ -49,7 +49,7 @@ impl Doorbell {
         Ok(Doorbell {
             bells: Arc::new(bells),
             own,
-            resting: AtomicBool::new(false),
+            is_idle: AtomicBool::new(false),
         })
     }
 
@@ -73,17 +73,17 @@ impl Doorbell {
     }
 
     /// Announces that the coordinator is about to look for the last time and then to wait. From now on
-    /// [`ring_if_resting`](Self::ring_if_resting) rings.
-    pub fn rest(&self) {
-        self.resting.store(true, Ordering::SeqCst);
+    /// [`ring_if_idle`](Self::ring_if_idle) rings.
+    pub fn set_idle(&self) {
+        self.is_idle.store(true, Ordering::SeqCst);
     }
 
     /// Rings if the coordinator waits or is about to.
     ///
     /// The caller has made a change under a lock, under which the coordinator looks too, and has released it. So either
-    /// the coordinator sees the change when it looks, or this call sees that it rests.
-    pub fn ring_if_resting(&self) {
-        if self.resting.load(Ordering::SeqCst) {
+    /// the coordinator sees the change when it looks, or this call sees that it is idle.
+    pub fn ring_if_idle(&self) {
+        if self.is_idle.load(Ordering::SeqCst) {
             self.ring();
         }
     }
@@ -92,7 +92,7 @@ impl Doorbell {
     pub fn wait(&self, timeout: Duration) -> bool {
         let timeout = EpollTimeout::try_from(timeout).unwrap_or(EpollTimeout::MAX);
         let rang = self.bells.wait(&mut [EpollEvent::empty(); EVENTS], timeout);
-        self.resting.store(false, Ordering::SeqCst);
+        self.is_idle.store(false, Ordering::SeqCst);
         // An interrupted wait has no events. The next call finds any ring.
         rang.is_ok_and(|events| events > 0)
     }

@@ -131,7 +131,7 @@ impl Receiver {
     }
 
     /// Reports the work and the waits of this consumer, for the coordinator to show.
-    pub fn tell(&self, account: &Account) {
+    pub fn report(&self, account: &Account) {
         account.store(&self.regions);
     }
 

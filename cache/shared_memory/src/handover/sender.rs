@@ -153,5 +153,8 @@ impl Sender {
 }
 
 fn malformed(violation: MalformedItem) -> Error {
-    misbehaved("a consumer wrote nonsense into its reply region", violation)
+    misbehaved(
+        "a consumer wrote an invalid value into its reply region",
+        violation,
+    )
 }

@@ -52,7 +52,7 @@ impl TaskEntry {
 
     /// Claims the slot that is offered. Returns false if the coordinator took it back.
     #[must_use]
-    pub fn take(&self) -> bool {
+    pub fn commit(&self) -> bool {
         self.change(RUNNING, COMMITTED)
     }
 

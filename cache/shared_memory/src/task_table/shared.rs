@@ -62,9 +62,9 @@ impl TaskTable {
 
     /// Claims the slot that is offered, for the worker. Returns false if the coordinator took it back.
     #[must_use]
-    pub fn take(&self, entry: u32) -> bool {
+    pub fn commit(&self, entry: u32) -> bool {
         let row = self.region.row().get(entry as usize);
-        row.is_some_and(|row| row.take())
+        row.is_some_and(|row| row.commit())
     }
 
     /// Reports that the sample is written, for the worker.
@@ -183,14 +183,14 @@ mod tests {
     #[test]
     fn what_is_offered_is_had_by_one_of_both() {
         let (ours, theirs) = both();
-        assert!(!theirs.begin(0) && !theirs.take(0), "not queued");
+        assert!(!theirs.begin(0) && !theirs.commit(0), "not queued");
         let handle = TaskHandle::new(&ours, 0);
-        assert!(!theirs.take(0) && !handle.take_back(), "not running");
-        assert!(theirs.begin(0) && !handle.is_taken() && theirs.take(0) && handle.is_taken());
-        assert!(!handle.take_back() && !theirs.take(0) && !theirs.take(1));
+        assert!(!theirs.commit(0) && !handle.take_back(), "not running");
+        assert!(theirs.begin(0) && !handle.is_taken() && theirs.commit(0) && handle.is_taken());
+        assert!(!handle.take_back() && !theirs.commit(0) && !theirs.commit(1));
         let handle = TaskHandle::new(&ours, 0);
         assert!(theirs.begin(0) && handle.take_back() && !handle.is_taken());
-        assert!(!theirs.take(0) && !handle.take_back() && !handle.is_taken());
+        assert!(!theirs.commit(0) && !handle.take_back() && !handle.is_taken());
     }
 
     #[test]
@@ -207,7 +207,7 @@ mod tests {
     fn who_comes_at_once_never_both_have_it() {
         race(|_, _| (), TaskHandle::withdraw, |worker| worker.begin(1));
         let begin = |_: &TaskHandle, worker: &TaskTable| assert!(worker.begin(1));
-        race(begin, TaskHandle::take_back, |worker| worker.take(1));
+        race(begin, TaskHandle::take_back, |worker| worker.commit(1));
     }
 
     #[test]
@@ -246,13 +246,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_s_word_counts_for_nothing_but_itself() {
+    fn an_untrusted_word_counts_for_nothing_but_itself() {
         let (ours, theirs) = both();
         let handle = TaskHandle::new(&ours, 0);
         theirs.region.row()[0].set_word(77);
         assert!(!handle.take_back() && !handle.is_taken() && !handle.withdraw());
         assert!(
-            !theirs.take(2) && !theirs.begin(2),
+            !theirs.commit(2) && !theirs.begin(2),
             "there is no such entry"
         );
         assert!(TaskTable::open(ours.as_fd().try_clone_to_owned().unwrap(), 1 << 20).is_err());

@@ -114,7 +114,7 @@ impl ForkServer {
             hearer.run(&zygote, number, receiving);
         };
         std::thread::Builder::new()
-            .name("code-host".into())
+            .name("fork-server".into())
             .spawn(hear)
             .map_err(|e| os("cannot start a thread", e))?;
         let find = |s: &mut ForkServerState| match s.samples {
@@ -357,18 +357,18 @@ impl ForkServer {
 
     fn run(&self, zygote: &Arc<Zygote>, number: u32, socket: UnixStream) {
         let heard = catch_unwind(AssertUnwindSafe(|| self.hear(Channel::new(socket))));
-        // Also after a message without sense and after a panic: the process ends when its socket closes.
+        // Also after an invalid message and after a panic: the process ends when its socket closes.
         self.channel.hang_up();
         let how = zygote.reap(number);
         let ended = match heard {
-            Ok(Some(why)) => Ended::by_itself(format!("said what makes no sense: {why}")),
+            Ok(Some(why)) => Ended::by_itself(format!("sent an invalid message: {why}")),
             Ok(None) => how,
             Err(_) => Ended::by_defect(),
         };
         if !self.closing.load(Ordering::Acquire) {
             tracing::warn!(
                 how = ended.how,
-                "the host of a stream's user code has ended"
+                "the fork server of a stream's user code has ended"
             );
         }
         self.state().ended = Some(ended);
@@ -380,7 +380,7 @@ impl ForkServer {
         loop {
             match channel.receive(nap(POLL_INTERVAL)) {
                 Ok(Some(message)) => {
-                    fail_point!("host-listener");
+                    fail_point!("fork-server-listener");
                     if let Err(why) = self.heard(&message, &mut channel) {
                         return Some(why);
                     }

@@ -116,7 +116,7 @@ impl Loaded {
             most_blob,
         } = probing;
         let samples = fork_server.samples().unwrap_or(0);
-        let timeout = Duration::from_millis(code.patience_ms);
+        let timeout = Duration::from_millis(code.sample_timeout_ms);
         let inspected = u32::try_from(samples)
             .map_err(|_| invalid(format!("{samples} samples are more than 4,294,967,295")))
             .and_then(|samples| {

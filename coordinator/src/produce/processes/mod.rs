@@ -52,7 +52,9 @@ pub(crate) enum Trouble {
 impl std::fmt::Display for Trouble {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Trouble::ForkServer(why) => write!(f, "the host of its user code: {why}"),
+            Trouble::ForkServer(why) => {
+                write!(f, "the process that runs its dataset's code: {why}")
+            }
             Trouble::Defect(what) => {
                 write!(f, "{what}: a defect of coprep, please report it")
             }
@@ -297,9 +299,9 @@ impl ProcessPool {
     }
 
     /// Records that a worker has something to do, or nothing more.
-    fn turns(&self, is_busy: bool) {
+    fn set_busy(&self, is_busy: bool) {
         if let Some(mut clock) = self.clock() {
-            clock.turns(Instant::now(), is_busy);
+            clock.set_busy(Instant::now(), is_busy);
         }
     }
 

@@ -17,7 +17,7 @@ pub(crate) trait Task: Send {
     /// Returns the sample if this id means the same sample whenever it is drawn. Returns `None` if the id counts the
     /// batches of an iteration, which are others in each epoch.
     fn lasting_id(&self) -> Option<u32>;
-    /// Returns the expected effort, as far as it is known now.
+    /// Returns the expected time, as far as it is known now.
     fn outlook(&self) -> Outlook;
     /// Tells the task that a worker has it and will begin it. Returns the buffer and slot as long as the slot is
     /// offered. Returns `None` if the slot is known already, or is better decided when the sample is made.
@@ -33,7 +33,7 @@ pub(crate) trait Task: Send {
     fn finish(self: Box<Self>, outcome: TaskOutcome);
 }
 
-/// The effort that a task is expected to take.
+/// The time that a task is expected to take.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Outlook {
     /// Expected time of a worker, or `None` if nothing is known.

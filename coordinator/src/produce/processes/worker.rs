@@ -184,10 +184,10 @@ impl Worker {
 
     fn work(&mut self) {
         while !self.process_pool.is_over() {
-            let turned = catch_unwind(AssertUnwindSafe(|| self.turn()));
+            let ran = catch_unwind(AssertUnwindSafe(|| self.run_once()));
             // A panic is handled like any other end of the process, because the process may still write its samples.
-            let turned = turned.unwrap_or_else(|_| Err(PANICKED.into()));
-            if let Err(why) = turned {
+            let ran = ran.unwrap_or_else(|_| Err(PANICKED.into()));
+            if let Err(why) = ran {
                 self.lost(&why);
             }
             self.tell_whether_busy();
@@ -198,13 +198,13 @@ impl Worker {
         let is_busy = !self.chunks.is_empty();
         if is_busy != self.is_busy {
             self.is_busy = is_busy;
-            self.process_pool.turns(is_busy);
+            self.process_pool.set_busy(is_busy);
         }
     }
 
     /// Gives the process samples to make, or reads its next message. An error is the reason why the process must be
     /// replaced.
-    fn turn(&mut self) -> std::result::Result<(), String> {
+    fn run_once(&mut self) -> std::result::Result<(), String> {
         // A process that waits for room sends nothing else until it is answered.
         if self.want.is_some() {
             return self.make_room();

@@ -225,7 +225,7 @@ impl ZygoteShared {
                 self.channel.hang_up();
                 let how = reap(child);
                 match heard {
-                    Ok(Some(why)) => Ended::by_itself(format!("said what makes no sense: {why}")),
+                    Ok(Some(why)) => Ended::by_itself(format!("sent an invalid message: {why}")),
                     Ok(None) => how,
                     Err(_) => Ended::by_defect(),
                 }

@@ -33,7 +33,7 @@ impl Leaver {
     /// Checks the form of a departure.
     ///
     /// # Errors
-    /// When the departure makes no sense.
+    /// When the departure is inconsistent.
     pub(crate) fn check(departure: &Departure) -> Result<Self> {
         let rank = departure.rank;
         if rank >= MOST_RANKS {
@@ -218,7 +218,7 @@ impl Engine {
             if job.depart(leaver) {
                 let told = Reply::Departed(leaver.departure.clone());
                 for reply_queue in job.reply_queues_but(rank_id.rank) {
-                    reply_queue.tell_reply(&told);
+                    reply_queue.queue_reply(&told);
                 }
             }
         }
@@ -227,7 +227,7 @@ impl Engine {
             for departure in job.roll.left.values().filter(is_new) {
                 consumer
                     .reply_queue
-                    .tell_reply(&Reply::Departed(departure.clone()));
+                    .queue_reply(&Reply::Departed(departure.clone()));
             }
         }
     }
@@ -236,7 +236,7 @@ impl Engine {
     /// the ranks to tell.
     ///
     /// # Errors
-    /// When the departure makes no sense.
+    /// When the departure is inconsistent.
     pub(crate) fn depart(&mut self, departure: &Departure) -> Result<Vec<Arc<ReplyQueue>>> {
         let jobs = self.jobs.iter();
         let its_own = jobs.filter(|(_, job)| job.roll.has_lost(departure.token));
@@ -313,7 +313,7 @@ impl Stream {
     /// Handles the orderly departure of a rank, if its job is one of this stream's.
     ///
     /// # Errors
-    /// When the departure makes no sense.
+    /// When the departure is inconsistent.
     pub(crate) fn depart(self: &Arc<Self>, departure: &Departure) -> Result<()> {
         let mut engine = self.engine();
         let told = engine.depart(departure)?;
@@ -324,7 +324,7 @@ impl Stream {
         // Sent at once, because the coordinator may die as soon as the rank has left.
         let reply = Reply::Departed(departure.clone());
         told.iter()
-            .for_each(|reply_queue| reply_queue.tell_now(&reply));
+            .for_each(|reply_queue| reply_queue.push_reply(&reply));
         Ok(())
     }
 }

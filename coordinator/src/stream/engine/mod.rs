@@ -550,7 +550,7 @@ impl Engine {
             let drawn = self.numbers.sample(draw);
             // If no job wants to hear of the failure, the sample need not fail again before another is drawn.
             let is_bad = all_skip && self.failed.contains(drawn.id);
-            let other = is_bad.then(|| self.numbers.again(&drawn, &self.failed));
+            let other = is_bad.then(|| self.numbers.redraw(&drawn, &self.failed));
             other.flatten().unwrap_or(drawn)
         };
         minibatch.samples.iter().copied().map(sample).collect()
@@ -603,7 +603,7 @@ impl Engine {
             self.tell_skipped(&error);
         }
         if !self.numbers.are_ids() {
-            return self.numbers.again(&draw, &self.failed);
+            return self.numbers.redraw(&draw, &self.failed);
         }
         let other = self.scheduler.replace(&batch.targets(), draw.number);
         other.map(|other| self.numbers.sample(other))

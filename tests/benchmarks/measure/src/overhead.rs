@@ -205,7 +205,7 @@ impl Image {
         let before = Instant::now();
         dataset.fetch(id, &mut file)?;
         let fetched = Instant::now();
-        let picture = pipeline.look(&file)?;
+        let picture = pipeline.inspect(&file)?;
         let shape = picture.decoded;
         let mut pixels = vec![0; shape.bytes()];
         pipeline.decode_into(&file, &mut Scratch::new(), &mut pixels)?;
@@ -261,7 +261,7 @@ impl Thread<'_> {
     /// Reads the header of its file.
     fn look(&mut self, id: u32) {
         let file = &self.work.image(id).file;
-        black_box(self.work.pipeline.look(file)).expect("looked at before");
+        black_box(self.work.pipeline.inspect(file)).expect("looked at before");
     }
 
     /// Enters its cost into the table, the budget and, with features, the model.

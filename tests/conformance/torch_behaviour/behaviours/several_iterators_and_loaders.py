@@ -52,13 +52,13 @@ def loaders_in_turn(DataLoader: Any) -> None:
         assert [i for a, _ in pairs for i in a] == list(range(200))
 
 
-@behaviour("a loader that rests")
-def resting_loader(DataLoader: Any) -> None:
+@behaviour("an idle loader")
+def idle_loader(DataLoader: Any) -> None:
     """A loader that was left in mid-epoch starts again in the dataset's order, and does not disturb that of another."""
-    rests, passes = (DataLoader(Numbers(200), batch_size=10, num_workers=2) for _ in range(2))
-    assert next(iter(rests)).tolist() == list(range(10))
+    idle, passes = (DataLoader(Numbers(200), batch_size=10, num_workers=2) for _ in range(2))
+    assert next(iter(idle)).tolist() == list(range(10))
     assert ints(passes) == list(range(200))
-    assert ints(rests) == list(range(200))
+    assert ints(idle) == list(range(200))
     assert ints(passes) == list(range(200))
 
 

@@ -44,7 +44,7 @@ pub(crate) struct Plan {
 }
 
 /// Time without reading after which a job's untaken batches are taken back, if another job lacks a buffer.
-const PATIENCE: f64 = 5.0;
+const READ_TIMEOUT: f64 = 5.0;
 
 impl Plan {
     pub(crate) fn new(batch_size: u32, step: f64) -> Self {
@@ -73,7 +73,7 @@ impl Plan {
     }
 
     fn has_paused_long(&self, now: f64) -> bool {
-        self.pauses_at(now) && self.pauses_at(now - PATIENCE)
+        self.pauses_at(now) && self.pauses_at(now - READ_TIMEOUT)
     }
 }
 
@@ -225,7 +225,7 @@ impl Model {
                 model.at(time, Event::Die(at));
             }
             if let Some((from, to)) = plan.pauses {
-                model.at(from + PATIENCE, Event::Pause(at));
+                model.at(from + READ_TIMEOUT, Event::Pause(at));
                 model.at(to, Event::Pause(at));
             }
             model.jobs.push(Job {
