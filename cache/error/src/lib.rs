@@ -1,11 +1,11 @@
 //! The shape of every error in coprep.
 //!
-//! | part | answers | read by |
+//! | part | content | read by |
 //! |---|---|---|
-//! | [`context`](Error::context) | what was tried, on what, or what is wrong | people |
+//! | [`context`](Error::context) | the operation that failed and its object, or the rule that is broken | people |
 //! | [`kind`](Error::kind) | the class of the failure, with the data that programs need | programs |
-//! | [`source`](std::error::Error::source) | why, if the context does not say it | people; programs by [`source_as`](Error::source_as) |
-//! | [`remedy`](Error::remedy) | what the user can do about it | people |
+//! | [`source`](std::error::Error::source) | the reason, if the context does not state it | people; programs by [`source_as`](Error::source_as) |
+//! | [`remedy`](Error::remedy) | advice to the user | people |
 //!
 //! Each crate defines its kinds, as a `#[non_exhaustive]` enum whose variants say when they occur, and names its error:
 //!
@@ -126,19 +126,19 @@ impl<K> Error<K> {
         &self.parts.kind
     }
 
-    /// Returns the class of the failure, for the sake of the data in it.
+    /// Returns the class of the failure by value, so that its data can be moved out.
     #[must_use]
     pub fn into_kind(self) -> K {
         self.parts.kind
     }
 
-    /// Returns what was tried, on what, or what is wrong.
+    /// Returns the operation that failed and its object, or the rule that is broken.
     #[must_use]
     pub fn context(&self) -> &str {
         &self.parts.context
     }
 
-    /// Returns what the user can do, or `None` if nothing is known that would help.
+    /// Returns the advice to the user, or `None` if no remedy is known.
     #[must_use]
     pub fn remedy(&self) -> Option<&str> {
         self.parts.remedy.as_deref()
@@ -154,7 +154,7 @@ impl<K> Error<K> {
 /// Writes `context: source; remedy`, without the parts that are missing.
 ///
 /// A user reads errors as one line, from a log, a message of the coordinator or a Python exception. The line is
-/// therefore complete: who prints it must not print the [source](StdError::source) again.
+/// therefore complete: a caller that prints it must not print the [source](StdError::source) again.
 impl<K> Display for Error<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Parts {
