@@ -26,8 +26,8 @@
 //! # Without the GIL
 //!
 //! `gil_used = false` is true: no state is kept between calls but in the classes. PyO3 requires each class to be `Send` and
-//! `Sync`, which the compiler checks, as there is no unsafe code. Of the classes, all are frozen and lock what changes, but
-//! `WorkerLink`. Two calls of one `WorkerLink` at a time are refused by PyO3's borrow check, which is atomic.
+//! `Sync`, which the compiler checks, as there is no unsafe code. All classes but `WorkerLink` are frozen and
+//! lock what changes. Two calls of one `WorkerLink` at a time are refused by PyO3's borrow check, which is atomic.
 #![forbid(unsafe_code)]
 
 mod array;

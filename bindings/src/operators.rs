@@ -59,6 +59,17 @@ fn integer(value: &Bound<'_, PyAny>) -> Option<i64> {
     value.extract().ok()
 }
 
+/// Returns a number of pixels. Zero passes here, because the operator's rules refuse it.
+pub(crate) fn pixels(operator: &str, argument: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let found = integer(value).and_then(|found| u64::try_from(found).ok());
+    found.ok_or_else(|| {
+        PyTypeError::new_err(format!(
+            "{operator}: {argument} must be a positive integer, not {}",
+            shown(value)
+        ))
+    })
+}
+
 /// Returns a side that is not negative. Zero passes here, because the operator's rules refuse it and name the operator.
 fn positive(side: i64) -> Option<u32> {
     u32::try_from(side).ok()

@@ -151,18 +151,20 @@ impl PyPipeline {
     ///     scaled: whether the JPEG decoder may scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway. This
     ///         is faster; pixels differ slightly from decoding in full.
     #[pyo3(
-        signature = (*, apply_exif_orientation=false, max_pixels=DEFAULT_MAX_PIXELS, scaled=true),
+        signature = (*, apply_exif_orientation=false, max_pixels=None, scaled=true),
         text_signature = "($self, *, apply_exif_orientation=False, max_pixels=178956970, scaled=True)"
     )]
     fn decode(
         &self,
         apply_exif_orientation: bool,
-        max_pixels: u64,
+        max_pixels: Option<&Bound<'_, PyAny>>,
         scaled: bool,
     ) -> PyResult<Self> {
         self.with(Op::Decode {
             apply_exif_orientation,
-            max_pixels,
+            max_pixels: max_pixels.map_or(Ok(DEFAULT_MAX_PIXELS), |pixels| {
+                operators::pixels("decode", "max_pixels", pixels)
+            })?,
             scaled,
         })
     }

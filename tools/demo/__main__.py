@@ -75,7 +75,7 @@ class Outcome:
 
 
 def plan(data: Path) -> Work:
-    """Choose the stride and the number of epochs for a dataset."""
+    """Chooses the stride and the number of epochs for a dataset."""
     classes = [folder for folder in data.iterdir() if folder.is_dir()]
     samples = sum(path.suffix.lower() in SUFFIXES for folder in classes for path in folder.rglob("*"))
     if not samples:
@@ -87,7 +87,7 @@ def plan(data: Path) -> Work:
 
 
 def run_round(work: Work, loader_seeds: Sequence[int | None]) -> Outcome:
-    """Start each job at its time, and follow all of them to their ends."""
+    """Starts each job at its time, and follows all of them to their ends."""
     with Children() as children:
         _, env = children.coordinator()
         lines = [
@@ -124,7 +124,7 @@ def start_due(
 
 
 def hear(line: screen.JobLine, child: Child, message: dict[str, Any], results: dict[str, dict[str, Any]]) -> None:
-    """Update the line of a job from its message, and keep its last message as its result."""
+    """Updates the line of a job from its message, and keeps its last message as its result."""
     match message["event"]:
         case "ready":
             line.state = ""
@@ -138,7 +138,7 @@ def hear(line: screen.JobLine, child: Child, message: dict[str, Any], results: d
 
 
 def check(jobs: Sequence[Child], results: dict[str, dict[str, Any]], elapsed: float) -> None:
-    """Raise an error if a job ended without a result, or if the round takes too long."""
+    """Raises an error if a job ended without a result, or if the round takes too long."""
     for job in jobs:
         if job.name not in results and not job.running():
             raise job.failure()
@@ -148,7 +148,7 @@ def check(jobs: Sequence[Child], results: dict[str, dict[str, Any]], elapsed: fl
 
 
 def show_jobs(shared: Outcome, alone: Outcome, epochs: int) -> None:
-    """Print the results of each job when sharing, and its stalls with a loader of its own."""
+    """Prints the results of each job when sharing, and its stalls with a loader of its own."""
     header = ["job", "learning rate", "started", "epochs", "loss first", "last", "accuracy"]
     header += ["stalled", "with its own loader"]
     rows = [
@@ -171,12 +171,12 @@ def show_jobs(shared: Outcome, alone: Outcome, epochs: int) -> None:
 
 
 def stall(job: dict[str, Any]) -> str:
-    """Format the time for which a job waited for batches, and its share of the run."""
+    """Formats the time for which a job waited for batches, and its share of the run."""
     return f"{job['wait_s']:.1f} s ({job['wait_s'] / job['seconds']:.0%})"
 
 
 def show_totals(shared: Outcome, alone: Outcome) -> None:
-    """Print the sums over all jobs of both rounds."""
+    """Prints the sums over all jobs of both rounds."""
     rounds = (shared, alone)
     rows = [
         ["samples delivered", *(f"{one.delivered:,}" for one in rounds)],
@@ -190,7 +190,7 @@ def show_totals(shared: Outcome, alone: Outcome) -> None:
 
 
 def demonstrate(data: Path) -> None:
-    """Run both rounds, and print their results."""
+    """Runs both rounds, and prints their results."""
     work = plan(data)
     thinned = "" if work.stride == 1 else f", of which each job takes {work.samples // work.stride:,}"
     print(f"{work.samples:,} images in {data}{thinned}; 4 jobs, started 2 s apart, {work.epochs} epochs each, no cache")

@@ -56,7 +56,7 @@ class Child:
         return self.process.pid
 
     def exit_code(self) -> int | None:
-        """Return the code, or None while it runs. Only `end` reaps the process, so that its id stays reserved."""
+        """Returns the code, or None while it runs. Only `end` reaps the process, so that its id stays reserved."""
         status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if status is None:
             return None
@@ -66,7 +66,7 @@ class Child:
         return self.exit_code() is None
 
     def tell(self, line: str) -> None:
-        """Write a line to its standard input. If the child has just ended, its next reader notices."""
+        """Writes a line to its standard input. If the child has just ended, its next reader notices."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(line.encode() + b"\n")
@@ -77,18 +77,18 @@ class Child:
         return self.process.stdout.fileno()
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Return the messages that have arrived, and whether more may come. Blocks until there is something to read."""
+        """Returns the messages that have arrived, and whether more may come. Blocks until something can be read."""
         data = os.read(self.fileno(), 1 << 16)
         *lines, self._partial = (self._partial + data).split(b"\n")
         return [json.loads(line) for line in lines], bool(data)
 
     def failure(self, what: str = "") -> ChildFailed:
-        """Return an exception that says `what` (by default, how the child ended) and the end of its log."""
+        """Returns an exception that says `what` (by default, how the child ended) and the end of its log."""
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
         return ChildFailed(f"{self.name} {what or f'ended with code {self.exit_code()}'}:\n{tail}")
 
     def end(self, timeout: float = 5.0) -> None:
-        """Ask the child and everything it started to end, and kill them after `timeout` seconds."""
+        """Asks the child and everything it started to end, and kills them after `timeout` seconds."""
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + timeout
         while self.running() and time.monotonic() < deadline:
@@ -102,7 +102,7 @@ class Child:
                 pipe.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal the child's whole process group, whose id is the child's."""
+        """Signals the child's whole process group, whose id is the child's."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
@@ -124,13 +124,13 @@ class Children(contextlib.ExitStack):
         return child
 
     def module(self, name: str, module: str, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
-        """Run a Python module of this repository in this interpreter's environment."""
+        """Runs a Python module of this repository in this interpreter's environment."""
         return self.start(name, [sys.executable, "-m", module, *arguments], env)
 
     def coordinator(
         self, cache: str = "0", options: Sequence[str] = (), name: str = "coordinator"
     ) -> tuple[Child, dict[str, str]]:
-        """Start a coordinator of our own, and wait until it answers. Returns it and the environment for its jobs."""
+        """Starts a coordinator of our own, and waits until it answers. Returns it and the environment for its jobs."""
         path = self.folder / f"{name}.sock"
         command = [str(coprep_command()), "serve", "--socket", str(path), "--cache", cache, *options]
         child = self.start(name, command)
@@ -139,7 +139,7 @@ class Children(contextlib.ExitStack):
 
 
 def coprep_command() -> Path:
-    """Return the `coprep` command of this interpreter's environment."""
+    """Returns the `coprep` command of this interpreter's environment."""
     return Path(sys.executable).with_name("coprep")
 
 
@@ -159,7 +159,7 @@ def answers(path: Path) -> bool:
 
 
 def messages(children: Sequence[Child], seconds: float) -> Iterator[tuple[Child, dict[str, Any]]]:
-    """Yield the children's messages within the next `seconds`. Returns early when all have closed their output."""
+    """Yields the children's messages within the next `seconds`. Returns early when all have closed their output."""
     deadline = time.monotonic() + seconds
     # Without a registered pipe, the loop below would end at once.
     if not children:
@@ -177,12 +177,12 @@ def messages(children: Sequence[Child], seconds: float) -> Iterator[tuple[Child,
 
 
 def die_with_parent() -> None:
-    """Make the kernel kill the child when its parent dies. Runs in the child before its program starts."""
+    """Makes the kernel kill the child when its parent dies. Runs in the child before its program starts."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def exit_code(work: Callable[[], None]) -> int:
-    """Do the work, and return the exit code: 0 done, 1 a child failed, 130 stopped by the user."""
+    """Does the work, and returns the exit code: 0 done, 1 a child failed, 130 stopped by the user."""
     end_on_terminate()
     try:
         work()
@@ -196,7 +196,7 @@ def exit_code(work: Callable[[], None]) -> int:
 
 
 def end_on_terminate() -> None:
-    """Let SIGTERM and SIGHUP leave our blocks as Ctrl-C does."""
+    """Lets SIGTERM and SIGHUP leave our blocks as Ctrl-C does."""
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
 

@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def open_loader(args: argparse.Namespace) -> coprep.DataLoader:
-    """Open the loader. The jobs share one preparation, unless each has a seed of its own."""
+    """Opens the loader. The jobs share one preparation, unless each has a seed of its own."""
     pipeline = coprep.ImageFolder(args.data).decode().random_resized_crop(224).random_horizontal_flip()
     subset = range(0, args.samples, args.stride) if args.stride > 1 else None
     return coprep.DataLoader(
@@ -80,7 +80,7 @@ def progress(loader: coprep.DataLoader, epoch: float, losses: list[float], accur
 
 
 def report(**message: Any) -> None:
-    """Send a message to the parent, as a line of JSON."""
+    """Sends a message to the parent, as a line of JSON."""
     print(json.dumps(message), flush=True)
 
 

@@ -28,7 +28,7 @@ class Model:
         return self.weights + self.biases
 
     def step(self, images: NDArray[np.uint8], labels: NDArray[np.integer]) -> tuple[float, float]:
-        """Train on a batch (uint8 NCHW, 224x224). Returns its mean loss and its accuracy before the step."""
+        """Trains on a batch (uint8 NCHW, 224x224). Returns its mean loss and its accuracy before the step."""
         inputs = view(images)
         hidden = np.maximum(inputs @ self.weights[0] + self.biases[0], 0)
         probabilities = softmax(hidden @ self.weights[1] + self.biases[1])
@@ -51,7 +51,7 @@ class Model:
 
 
 def view(images: NDArray[np.uint8]) -> Floats:
-    """Take every seventh pixel, as numbers from -1 to 1, flattened."""
+    """Takes every seventh pixel, as numbers from -1 to 1, flattened."""
     pixels = images[:, :, 3::7, 3::7].reshape(len(images), -1)
     numbers: Floats = pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
     return numbers
@@ -64,6 +64,6 @@ def softmax(scores: Floats) -> Floats:
 
 
 def he(rng: np.random.Generator, inputs: int, outputs: int) -> Floats:
-    """Draw the weights of a layer, scaled as by He et al. for rectified units."""
+    """Draws the weights of a layer, scaled as by He et al. for rectified units."""
     weights = rng.standard_normal((inputs, outputs), dtype=np.float32)
     return weights * np.float32(np.sqrt(2 / inputs))

@@ -42,14 +42,14 @@ sources: list[Source] = []
 
 
 def download(package: str, folder: Path) -> Path:
-    """Download the wheel of `package` into `folder`."""
+    """Downloads the wheel of `package` into `folder`."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     subprocess.run([*command, "--dest", str(folder), package], check=True, timeout=600)
     return next(folder.glob(package.replace("-", "_") + "-*.whl"))
 
 
 def read_photos(wheel: Path, prefix: str, names: str) -> list[Source]:
-    """Decode the named images of a wheel. Names that this version lacks are left out."""
+    """Decodes the named images of a wheel. Names that this version lacks are left out."""
     with zipfile.ZipFile(wheel) as archive:
         present = set(archive.namelist())
         paths = [prefix + name for name in names.split() if prefix + name in present]
@@ -69,7 +69,7 @@ def fetch_sources() -> list[Source]:
 
 
 def crop(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Cut a random rectangle from a photograph, 300 to 520 pixels on its long side; a few are larger."""
+    """Cuts a random rectangle from a photograph, 300 to 520 pixels on its long side; a few are larger."""
     large = rng.random() < LARGE_SHARE
     long_side = int(rng.integers(1800, 2600) if large else np.clip(rng.normal(420, 50), 300, 520))
     aspect = float(np.exp(rng.uniform(np.log(0.7), np.log(1.4))))
@@ -82,7 +82,7 @@ def crop(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def write(task: tuple[int, Path]) -> None:
-    """Write image number `index`. Its class, crop and quality depend on the number alone."""
+    """Writes image number `index`. Its class, crop and quality depend on the number alone."""
     index, folder = task
     rng = np.random.default_rng([0, index])
     name, photo = sources[index % len(sources)]
@@ -93,7 +93,7 @@ def write(task: tuple[int, Path]) -> None:
 
 
 def make(target: Path, count: int) -> None:
-    """Fill `target`. It appears complete or not at all."""
+    """Fills `target`. It appears complete or not at all."""
     sources.extend(fetch_sources())
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:

@@ -74,12 +74,12 @@ class Progress:
 
 
 def left(done: float, seconds: float) -> str:
-    """Return the time left, if it can be estimated: `, 12 s left`."""
+    """Returns the time left, if it can be estimated: `, 12 s left`."""
     return f", {seconds * (1 - done) / done:.0f} s left" if done >= FEW else ""
 
 
 def counted(made: Iterable[object], total: int, what: str) -> None:
-    """Consume an iterable and show the count: in place on a terminal, as a line now and then elsewhere."""
+    """Consumes an iterable and shows the count: in place on a terminal, as a line now and then elsewhere."""
     live = is_live()
     began = shown = time.monotonic()
     for number, _ in enumerate(made, 1):
@@ -97,7 +97,7 @@ def is_live() -> bool:
 
 
 def job_line(job: JobLine) -> str:
-    """Format a job with its bar."""
+    """Formats a job with its bar."""
     width = max(3, min(BAR, shutil.get_terminal_size().columns - BESIDE_BAR))
     filled = round(width * min(job.epoch / job.epochs, 1))
     bar = colour("32", "━" * filled) + colour("2", "─" * (width - filled))
@@ -110,12 +110,12 @@ def job_line(job: JobLine) -> str:
 
 
 def short_state(job: JobLine) -> str:
-    """Format a job in few words, for a line that names all jobs."""
+    """Formats a job in few words, for a line that names all jobs."""
     return job.state if job.loss is None else f"epoch {job.epoch:.1f} loss {job.loss:.2f}"
 
 
 def colour(code: str, text: str) -> str:
-    """Colour a text, if the output is a terminal and NO_COLOR is not set."""
+    """Colours a text, if the output is a terminal and NO_COLOR is not set."""
     plain = bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()
     return text if plain else f"\x1b[{code}m{text}\x1b[0m"
 
@@ -125,7 +125,7 @@ def heading(text: str) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: the first column aligned to the left, the others to the right."""
+    """Prints a table: the first column aligned to the left, the others to the right."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     for number, row in enumerate((header, *rows)):
         cells = [

@@ -9,6 +9,7 @@ use coprep_terminal::is_coloured;
 
 use crate::Outcome;
 use crate::args::AnalyzeArgs;
+use crate::output::{print, print_line};
 use crate::progress::Steps;
 
 /// Makes or reads the report, and shows it as a page, as JSON or as text.
@@ -23,9 +24,9 @@ pub(crate) fn run(args: &AnalyzeArgs) -> Outcome {
             .map_err(|e| format!("{}: {e}", file.display()))?;
     }
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        print_line(serde_json::to_string_pretty(&report)?)?;
     } else {
-        print!("{}", coprep_analyze::render_text(&report, is_coloured()));
+        print(coprep_analyze::render_text(&report, is_coloured()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

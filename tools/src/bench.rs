@@ -10,6 +10,7 @@ use coprep_terminal::is_coloured;
 
 use crate::Outcome;
 use crate::args::BenchArgs;
+use crate::output::{print, print_line};
 use crate::progress::Steps;
 
 /// Measures all loaders and prints the report, or runs one of the jobs.
@@ -25,9 +26,9 @@ pub(crate) fn run(place: &CoordinatorPaths, args: &BenchArgs) -> Outcome {
     steps.finish();
     let report = report.map_err(interrupt::reason)?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        print_line(serde_json::to_string_pretty(&report)?)?;
     } else {
-        print!("{}", coprep_bench::render(&report, is_coloured()));
+        print(coprep_bench::render(&report, is_coloured()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

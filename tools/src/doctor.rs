@@ -8,6 +8,7 @@ use coprep_shared_memory::memory;
 use serde::Serialize;
 
 use crate::Outcome;
+use crate::output::{print, print_line};
 use crate::{args, serve};
 use coprep_protocol::size::{self, human};
 
@@ -34,9 +35,9 @@ struct Finding {
 pub(crate) fn run(place: &CoordinatorPaths, args: &args::DoctorArgs) -> Outcome {
     let findings = examine(place);
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&findings)?);
+        print_line(serde_json::to_string_pretty(&findings)?)?;
     } else {
-        findings.iter().for_each(print);
+        print(findings.iter().map(lines).collect::<String>())?;
     }
     let worst = findings.iter().map(|f| f.level).max().unwrap_or(Level::Ok);
     Ok(if worst == Level::Failure {
@@ -46,16 +47,18 @@ pub(crate) fn run(place: &CoordinatorPaths, args: &args::DoctorArgs) -> Outcome 
     })
 }
 
-fn print(f: &Finding) {
+/// Describes a finding in a line, and its remedy in another.
+fn lines(f: &Finding) -> String {
     let mark = match f.level {
         Level::Ok => "ok     ",
         Level::Warning => "warning",
         Level::Failure => "FAILURE",
     };
-    println!("{mark}  {}: {}", f.check, f.found);
+    let mut lines = format!("{mark}  {}: {}\n", f.check, f.found);
     if !f.remedy.is_empty() {
-        println!("         {}", f.remedy);
+        lines += &format!("         {}\n", f.remedy);
     }
+    lines
 }
 
 fn examine(place: &CoordinatorPaths) -> Vec<Finding> {

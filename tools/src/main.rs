@@ -9,6 +9,7 @@ mod args;
 mod bench;
 mod doctor;
 mod logs;
+mod output;
 mod progress;
 mod serve;
 mod status;
@@ -19,6 +20,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use crate::args::{Args, Command};
+use crate::output::NobodyReads;
 
 /// Result of a command. `main` prints an error as one line on stderr.
 pub(crate) type Outcome<T = ExitCode> = Result<T, Box<dyn std::error::Error>>;
@@ -39,6 +41,9 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor::run(&place, &doctor),
     };
     outcome.unwrap_or_else(|e| {
+        if e.is::<NobodyReads>() {
+            return ExitCode::SUCCESS;
+        }
         // Not `eprintln!`, which panics where stderr is closed or its disk is full.
         let _ = writeln!(std::io::stderr(), "coprep: {e}");
         ExitCode::from(1)

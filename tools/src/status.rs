@@ -12,15 +12,16 @@ use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::size::human;
 use coprep_terminal::{BETWEEN, WIDTH, clean, duration, ending, label, number, table, wrapped};
 
+use crate::output::print_line;
 use crate::{Outcome, args};
 
 /// Prints the status of the coordinator.
 pub(crate) fn run(place: &CoordinatorPaths, args: &args::StatusArgs) -> Outcome {
     let status = control::status(place, args.slow)?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&status)?);
+        print_line(serde_json::to_string_pretty(&status)?)?;
     } else {
-        println!("{}", describe(&status));
+        print_line(describe(&status))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -29,9 +30,9 @@ pub(crate) fn run(place: &CoordinatorPaths, args: &args::StatusArgs) -> Outcome 
 pub(crate) fn throttle(place: &CoordinatorPaths, args: &args::ThrottleArgs) -> Outcome {
     let latency = args.latency.unwrap_or_default();
     control::throttle(place, args.rate, latency)?;
-    match (args.rate, latency.is_zero()) {
-        (None, true) => println!("storage is as it is"),
-        (rate, _) => println!(
+    print_line(match (args.rate, latency.is_zero()) {
+        (None, true) => "storage is as it is".to_owned(),
+        (rate, _) => format!(
             "each read takes {} ms more, and all together get {}",
             latency.as_secs_f64() * 1e3,
             rate.map_or("what storage gives".into(), |r| format!(
@@ -39,14 +40,14 @@ pub(crate) fn throttle(place: &CoordinatorPaths, args: &args::ThrottleArgs) -> O
                 human(r)
             ))
         ),
-    }
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Stops the coordinator, and waits for its end.
 pub(crate) fn stop(place: &CoordinatorPaths) -> Outcome {
     let pid = control::stop(place)?;
-    println!("coordinator {pid} has ended");
+    print_line(format_args!("coordinator {pid} has ended"))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -56,7 +57,7 @@ pub(crate) fn drop_caches(place: &CoordinatorPaths, dataset: Option<String>) -> 
         Some(named) => drop_of_dataset(place, &named)?,
         None => drop_all(place)?,
     };
-    println!("{} freed", human(bytes));
+    print_line(format_args!("{} freed", human(bytes)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -294,8 +295,7 @@ fn setting(s: &StreamStatus) -> String {
         format!("{order} order"),
         format!("cache {}", form_name(s.cache)),
     ];
-    // A seed that nobody chose has 19 digits and means nothing to a person. `--json` has it.
-    parts.extend((s.seed <= u64::from(u32::MAX)).then(|| format!("seed {}", s.seed)));
+    parts.extend(s.chosen_seed().map(|seed| format!("seed {seed}")));
     parts.push(format!(
         "{} of {} staging buffers free ({})",
         s.buffers_free,

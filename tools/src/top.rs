@@ -8,11 +8,12 @@ use nix::sys::signal::raise;
 
 use crate::Outcome;
 use crate::args::TopArgs;
+use crate::output::print_line;
 
 /// Shows the live screen until the user or a signal ends it, or prints its content once.
 pub(crate) fn run(place: &CoordinatorPaths, args: &TopArgs) -> Outcome {
     if args.once {
-        println!("{}", coprep_top::once(place, args.interval)?);
+        print_line(coprep_top::once(place, args.interval)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(why) = coprep_top::why_no_screen() {

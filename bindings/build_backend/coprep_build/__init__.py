@@ -27,33 +27,33 @@ get_requires_for_build_sdist = maturin.get_requires_for_build_sdist
 
 
 def _prepare() -> None:
-    """Make what maturin asks for before it reads the project."""
+    """Makes the files that maturin asks for before it reads the project."""
     write_notices()
     make_script_folder()
 
 
 def build_wheel(directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
-    """Build a wheel into ``directory`` and return its file name."""
+    """Builds a wheel into ``directory`` and returns its file name."""
     _prepare()
     build_command()
     return str(maturin.build_wheel(directory, config_settings, metadata_directory))
 
 
 def build_editable(directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
-    """Build an editable wheel into ``directory`` and return its file name."""
+    """Builds an editable wheel into ``directory`` and returns its file name."""
     _prepare()
     build_command()
     return str(maturin.build_editable(directory, config_settings, metadata_directory))
 
 
 def build_sdist(directory: str, config_settings: Settings = None) -> str:
-    """Build a source distribution into ``directory`` and return its file name."""
+    """Builds a source distribution into ``directory`` and returns its file name."""
     _prepare()
     return str(maturin.build_sdist(directory, config_settings))
 
 
 def prepare_metadata_for_build_wheel(directory: str, config_settings: Settings = None) -> str:
-    """Write the wheel's metadata, which list the licence files, into ``directory``."""
+    """Writes the wheel's metadata, which list the licence files, into ``directory``."""
     _prepare()
     return str(maturin.prepare_metadata_for_build_wheel(directory, config_settings))
 

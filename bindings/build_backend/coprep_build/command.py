@@ -11,11 +11,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 """The root of the workspace, in a checkout as in a source distribution."""
 SCRIPT = ROOT / "bindings/coprep.data/scripts/coprep"
-"""What maturin packs: see ``data`` in pyproject.toml."""
+"""The file that maturin packs; see ``data`` in pyproject.toml."""
 
 
 def build_command(target: str | None = None, glibc: str | None = None) -> None:
-    """Build the release command, without symbols, and copy it to :data:`SCRIPT`.
+    """Builds the release command, without symbols, and copies it to :data:`SCRIPT`.
 
     Args:
         target: the Rust target; ``None``: that of this machine.
@@ -37,12 +37,12 @@ def build_command(target: str | None = None, glibc: str | None = None) -> None:
 
 
 def make_script_folder() -> None:
-    """Make the folder of :data:`SCRIPT`. maturin asks for it even where it packs nothing."""
+    """Makes the folder of :data:`SCRIPT`. maturin asks for it even where it packs nothing."""
     SCRIPT.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _executable(messages: str) -> str:
-    """Return the path of the program in cargo's messages: the target folder may be anywhere."""
+    """Returns the path of the program in cargo's messages: the target folder may be anywhere."""
     built: list[str | None] = [
         json.loads(line).get("executable") for line in messages.splitlines() if line.startswith("{")
     ]

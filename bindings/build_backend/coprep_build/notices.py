@@ -79,7 +79,7 @@ class Crate:
 
 
 def write_notices() -> None:
-    """Write :data:`NOTICES`.
+    """Writes :data:`NOTICES`.
 
     Raises:
         UnknownLicence: a crate's licence, or the licence of C code in it, is not known here.
@@ -88,7 +88,7 @@ def write_notices() -> None:
 
 
 def page(crates: Sequence[Crate]) -> Iterator[str]:
-    """Yield the lines of the file."""
+    """Yields the lines of the file."""
     yield from INTRODUCTION.splitlines()
     for crate in crates:
         if crate.compiles_c:
@@ -105,7 +105,7 @@ def page(crates: Sequence[Crate]) -> Iterator[str]:
 
 
 def vendored(crate: Crate) -> Iterator[str]:
-    """Yield the lines of a C library that is part of a crate."""
+    """Yields the lines of a C library that is part of a crate."""
     if crate.name not in VENDORED:
         raise UnknownLicence(f"{crate.name} compiles C: add the library and its licence to VENDORED in {__file__}")
     library, sentence, files = VENDORED[crate.name]
@@ -120,12 +120,12 @@ def vendored(crate: Crate) -> Iterator[str]:
 
 
 def indented(text: str) -> Iterator[str]:
-    """Yield the lines of a text, as Markdown shows it unchanged."""
+    """Yields the lines of a text, as Markdown shows it unchanged."""
     return (f"    {line}".rstrip() for line in text.strip("\n").splitlines())
 
 
 def texts(crate: Crate) -> Iterator[str]:
-    """Yield the texts that the licences of a crate ask for."""
+    """Yields the texts that the licences of a crate ask for."""
     files = [
         file.read_text(errors="replace")
         for file in sorted(crate.folder.iterdir())
@@ -139,12 +139,12 @@ def texts(crate: Crate) -> Iterator[str]:
 
 
 def tidied(text: str) -> str:
-    """Return a text without indentation and outer blank lines, so that equal licences are printed once."""
+    """Returns a text without indentation and outer blank lines, so that equal licences are printed once."""
     return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
 def standard_text(licence: str, crate: Crate) -> str:
-    """Return the text of a licence that a crate names but does not carry."""
+    """Returns the text of a licence that a crate names but does not carry."""
     if licence != "MIT":
         raise UnknownLicence(f"{crate.name} {crate.version} carries no text of its licence {licence}")
     authors = ", ".join(re.sub(r"\s*<.*?>", "", author) for author in crate.authors)
@@ -152,7 +152,7 @@ def standard_text(licence: str, crate: Crate) -> str:
 
 
 def linked_crates() -> list[Crate]:
-    """Return the crates of other people that are linked into either program, on any target, by name."""
+    """Returns the crates of other people that are linked into either program, on any target, by name."""
     found = {crate for target in TARGETS for crate in _linked(_metadata(target))}
     return sorted(found, key=lambda crate: (crate.name, crate.version))
 
@@ -163,7 +163,7 @@ def _metadata(target: str) -> Any:
 
 
 def _linked(metadata: Any) -> Iterator[Crate]:
-    """Yield the crates that the programs depend on, except crates that only run during the build."""
+    """Yields the crates that the programs depend on, except crates that only run during the build."""
     packages = {package["id"]: package for package in metadata["packages"]}
     depends = {node["id"]: node["deps"] for node in metadata["resolve"]["nodes"]}
     waiting = [identity for identity, package in packages.items() if package["name"] in PROGRAMS]
@@ -180,7 +180,7 @@ def _linked(metadata: Any) -> Iterator[Crate]:
 
 
 def _of_kind(dependencies: Iterable[Any], wanted: str | None) -> Iterator[str]:
-    """Yield the packages that are needed at run time (``None``), or to build (``"build"``)."""
+    """Yields the packages that are needed at run time (``None``), or to build (``"build"``)."""
     for dependency in dependencies:
         if any(kind["kind"] == wanted for kind in dependency["dep_kinds"]):
             yield dependency["pkg"]
@@ -202,7 +202,7 @@ def _crate(package: Any, builders: set[str]) -> Crate:
 
 
 def chosen(expression: str, name: str) -> tuple[str, ...]:
-    """Return the licences to use of an SPDX expression: the choice that comes first in :data:`PHRASES`."""
+    """Returns the licences to use of an SPDX expression: the choice that comes first in :data:`PHRASES`."""
     order = list(PHRASES)
     known = [choice for choice in choices(expression) if choice <= PHRASES.keys()]
     if not known:
@@ -212,7 +212,7 @@ def chosen(expression: str, name: str) -> tuple[str, ...]:
 
 
 def choices(expression: str) -> set[frozenset[str]]:
-    """Return the sets of licences of which an SPDX expression asks to fulfil one.
+    """Returns the sets of licences of which an SPDX expression asks to fulfil one.
 
     >>> sorted(map(sorted, choices("(MIT OR Apache-2.0) AND Unicode-3.0")))
     [['Apache-2.0', 'Unicode-3.0'], ['MIT', 'Unicode-3.0']]

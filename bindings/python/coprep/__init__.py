@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import operator
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -88,8 +89,22 @@ def Files(paths: Iterable[Path], labels: Iterable[int] | None = None) -> Pipelin
     Args:
         paths: image files.
         labels: one integer for each path; 0 for all if left out.
+
+    Raises:
+        ValueError, TypeError: a path or a label is not one, or their numbers differ.
     """
-    return _coprep.files([os.fspath(p) for p in paths], None if labels is None else [int(x) for x in labels])
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        # The characters of a text would be taken for paths.
+        raise TypeError(f"paths must be a list of paths, not {paths!r}: write [{paths!r}], or coprep.ImageFolder(...)")
+    return _coprep.files([os.fspath(p) for p in paths], None if labels is None else [_label(x) for x in labels])
+
+
+def _label(value: Any) -> int:
+    # Not `int`, which would turn 1.7 into 1.
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"labels must be integers, not {value!r}") from None
 
 
 def status(socket: Path | None = None, slow: int = 0) -> dict[str, Any]:

@@ -6,12 +6,13 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from coprep._coprep import MOST_DRAWS
+from coprep._coprep import MOST_DRAWS, parse_size
 from coprep._options import Cohort, Draws
 
 Ids = npt.NDArray[Any]
@@ -118,7 +119,11 @@ def _drawn(count: int, weights: bytes | None, seed: int | None) -> Order | str:
 
 def seed_of(generator: Any) -> int | None:
     """Returns the seed that a ``torch.Generator`` was given, or ``None`` without a generator."""
-    return None if generator is None else int(generator.initial_seed()) & (2**64 - 1)
+    if generator is None:
+        return None
+    if not hasattr(generator, "initial_seed"):
+        raise TypeError(f"generator must be a torch.Generator, not {generator!r}")
+    return int(generator.initial_seed()) & (2**64 - 1)
 
 
 def cohort(name: str | None, size: int | None) -> Cohort | None:
@@ -152,11 +157,12 @@ def check_workers(
         raise ValueError(
             f"num_workers option should be non-negative, and it is {num_workers}; 0 makes samples in this process"
         )
+    optional("timeout", timeout, Real, "a number of seconds")
     if not timeout >= 0:
         raise ValueError(f"timeout option should be non-negative, and it is {timeout}; 0 means the default")
     if num_workers == 0 and prefetch_factor is not None:
         raise ValueError("prefetch_factor needs workers: num_workers=0 makes samples in this process")
-    if prefetch_factor is not None and prefetch_factor < 0:
+    if prefetch_factor is not None and integer("prefetch_factor", prefetch_factor, -(2**63), 2**63 - 1) < 0:
         raise ValueError(f"prefetch_factor is {prefetch_factor}: it must not be negative")
     if num_workers == 0 and persistent_workers:
         raise ValueError("persistent_workers needs workers: num_workers=0 makes samples in this process")
@@ -237,6 +243,37 @@ def warn_of_many_workers(num_workers: int | None) -> None:
         )
 
 
+def size(name: str, value: object) -> int | None:
+    """Returns a number of bytes, which may be given as text such as ``"8G"``, after checking it."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        return integer(name, value, 0, 2**63 - 1)
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def optional(name: str, value: object, kind: type | tuple[type, ...], meaning: str) -> None:
+    """Refuses a value that is neither ``None`` nor of this type."""
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} must be {meaning}, not {value!r}")
+
+
+def texts(**given: object) -> None:
+    """Refuses values that are neither ``None`` nor text."""
+    for name, value in given.items():
+        optional(name, value, str, "text")
+
+
+def functions(**given: object) -> None:
+    """Refuses values that are neither ``None`` nor can be called."""
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise TypeError(f"{name} must be a function, or another object that can be called, not {value!r}")
+
+
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     """Refuses a value that is not among the allowed ones."""
     if value not in allowed:
@@ -272,7 +309,13 @@ def subset(given: Iterable[int] | Ids, samples: Callable[[], int | None] = lambd
     Raises:
         ValueError, TypeError: it is neither different sample ids nor a boolean mask of the dataset.
     """
-    found = np.asarray(given if hasattr(given, "__array__") or isinstance(given, list) else list(given))
+    if not hasattr(given, "__array__") and not isinstance(given, list):
+        try:
+            iter(given)
+        except TypeError:
+            raise TypeError(f"subset must be sample ids or a boolean mask, not {given!r}") from None
+        given = list(given)
+    found = np.asarray(given)
     if found.ndim != 1:
         raise TypeError(f"subset must have one dimension, and has {found.ndim}: give sample ids, or a boolean mask")
     if found.dtype == np.bool_:

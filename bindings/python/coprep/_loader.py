@@ -106,8 +106,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
         transform: the random part of the preparation, called with ``dataset[i]``, which is cached.
         seed: keys order and augmentation. ``None`` takes the seed of the jobs that run already, so that trials of a
             search share; a number is shared only with jobs that give the same.
-        rank, world_size: number of this process among those of the job, and how many they are; by default as
-            ``torch.distributed`` or the launcher's environment says. All ranks get equally many batches.
+        rank, world_size: number of this process among those of the job, and how many they are. Give both or neither:
+            by default ``torch.distributed`` or the launcher's environment says them. All ranks get equally many
+            batches.
         group: a name that the ranks of this job have in common and no other job has; by default taken from the
             launcher's environment.
         order: ``"deterministic"``: the seed determines every batch. ``"relaxed"``: a sample that takes longer than
@@ -183,6 +184,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
         arguments.one_of("cache", cache, ("auto", "off", "encoded", "decoded", "prepared", None))
         arguments.one_of("cache_policy", cache_policy, ("no-eviction", "lru"))
         arguments.one_of("framework", framework, ("torch", "numpy", None))
+        arguments.functions(collate_fn=collate_fn, worker_init_fn=worker_init_fn, transform=transform)
+        arguments.texts(name=name, group=group, cohort=cohort)
+        arguments.optional("socket", socket, (str, bytes, os.PathLike), "a path")
         spawn = arguments.check_workers(
             num_workers, timeout, prefetch_factor, persistent_workers, multiprocessing_context
         )
@@ -228,6 +232,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
                 "a native pipeline makes whole batches: it takes no collate_fn, transform or batch_size=None"
             )
         self._limit = min(float(timeout) or _TIMEOUT, _LONGEST)
+        if (rank is None) != (world_size is None):
+            raise ValueError("rank and world_size go together: give both or neither")
         if world_size is not None:
             arguments.integer("world_size", world_size, 1, 4096)
         if rank is not None:
@@ -251,7 +257,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             cohort=self._cohort,
             proposes_order=False,
             cache=cache,
-            cache_bytes=_coprep.parse_size(cache_bytes) if isinstance(cache_bytes, str) else cache_bytes,
+            cache_bytes=arguments.size("cache_bytes", cache_bytes),
             lru=cache_policy == "lru",
             reuse=0 if reuse is None else arguments.integer("reuse", reuse, 1, 2**31 - 1),
         )

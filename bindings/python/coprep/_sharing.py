@@ -25,7 +25,7 @@ def why_not_iterated(
     """Returns why the batches of an iterable dataset are not shared, or ``None`` if its cohort shares them.
 
     Args:
-        with_index: whether the user wants ids with the batches, which these have not.
+        with_index: whether the user wants ids with the batches. These batches have none.
         batches: returns the dataset in the form that travels to the process that iterates it.
     """
     why = f"{type(dataset).__name__} is an IterableDataset, whose samples have no ids"

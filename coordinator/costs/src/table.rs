@@ -194,7 +194,7 @@ impl CostTable {
         ids.filter_map(|id| Some((id, self.get(id)?)))
     }
 
-    /// Returns the number of samples of which some stage was measured.
+    /// Returns the number of samples with a measured stage.
     pub fn measured(&self) -> u32 {
         self.measured.load(Relaxed)
     }

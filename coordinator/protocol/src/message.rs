@@ -706,6 +706,14 @@ pub struct StreamStatus {
     pub jobs: Vec<JobStatus>,
 }
 
+impl StreamStatus {
+    /// Returns the seed if it may mean something to a person. One that nobody chose has 19 digits or so.
+    #[must_use]
+    pub fn chosen_seed(&self) -> Option<u64> {
+        (self.seed <= u64::from(u32::MAX)).then_some(self.seed)
+    }
+}
+
 /// Counts since a stream was opened.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
 pub struct Totals {

@@ -56,7 +56,7 @@ pub fn check_next(before: &[Op], op: &Op) -> Result<(), String> {
         }
         Op::RandomHorizontalFlip { p } if (0.0..=1.0).contains(&p) => Ok(()),
         Op::RandomHorizontalFlip { p } => Err(format!(
-            "random_horizontal_flip: p = {p} is no probability; it must lie in 0..=1"
+            "random_horizontal_flip: p = {p} is no probability: it must be from 0 to 1"
         )),
         Op::Normalize { mean, std } => check_statistics(mean, std),
     }

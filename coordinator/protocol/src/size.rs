@@ -44,6 +44,23 @@ pub fn human(bytes: u64) -> String {
     }
 }
 
+/// Returns a size as a person writes it for an option, such as `774M`: at least `bytes`, and at most 1 % more.
+#[must_use]
+pub fn argument(bytes: u64) -> String {
+    let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
+    // From 10 units on, rounding up to the next tenth adds at most 1 %, and from 100 on to the next whole unit.
+    let Some((shift, letter)) = units.into_iter().find(|(shift, _)| bytes >> shift >= 10) else {
+        return bytes.to_string();
+    };
+    let value = bytes as f64 / (1u64 << shift) as f64;
+    let rounded = if value < 100.0 {
+        (value * 10.0).ceil() / 10.0
+    } else {
+        value.ceil()
+    };
+    format!("{rounded}{letter}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,5 +93,18 @@ mod tests {
             [human(17), human(2048), human(3 << 29)],
             ["17 B", "2.0 KiB", "1.5 GiB"]
         );
+    }
+
+    #[test]
+    fn sizes_of_options_are_short_and_no_smaller_than_they_must_be() {
+        assert_eq!(
+            [0, 17, 80_000_000, 810_866_977, 138 << 30].map(argument),
+            ["0", "17", "76.3M", "774M", "138G"]
+        );
+        for bytes in [99, 10 << 10, (100 << 20) + 1, 123_456_789_012_345] {
+            let least = bytes as f64;
+            let read = parse(&argument(bytes)).unwrap() as f64;
+            assert!((least..=least * 1.01).contains(&read), "{bytes} {read}");
+        }
     }
 }

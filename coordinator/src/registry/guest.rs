@@ -1,4 +1,4 @@
-//! A client that waits for a flight. It is told which step lasts, and does not wait for ever.
+//! A client that waits for a flight. It is told which step it waits for, and its wait is bounded.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};

@@ -150,6 +150,7 @@ fn operators_that_differ(a: &[Op], b: &[Op]) -> Option<String> {
     Some(format!("operators {} and {}", shown(a), shown(b)))
 }
 
+/// Returns the names of the parts in which two identities differ.
 fn parts_that_differ(a: &[IdentityPart], b: &[IdentityPart]) -> Vec<String> {
     let of = |parts: &[IdentityPart]| -> std::collections::BTreeMap<String, u128> {
         parts.iter().map(|p| (p.name.clone(), p.hash)).collect()
@@ -159,7 +160,18 @@ fn parts_that_differ(a: &[IdentityPart], b: &[IdentityPart]) -> Vec<String> {
     let differing = names
         .into_iter()
         .filter(|name| a.get(*name) != b.get(*name));
-    differing.cloned().collect()
+    causes(differing.cloned().collect())
+}
+
+/// Leaves out the classes of the script where a variable of the script differs.
+///
+/// The parts `dataset` and `transform` stand for such a class with the variables that its code uses, so a variable that
+/// differs would be shown as two causes. Where the code differs too, its part is shown once the variable is the same.
+fn causes(mut parts: Vec<String>) -> Vec<String> {
+    if parts.iter().any(|part| part.starts_with("global ")) {
+        parts.retain(|part| !["dataset", "transform"].contains(&part.as_str()));
+    }
+    parts
 }
 
 pub(super) fn source_name(source: &Source) -> String {
@@ -194,6 +206,25 @@ mod tests {
             ratio: DEFAULT_RATIO,
             interpolation: Interpolation::Bilinear,
         }
+    }
+
+    #[test]
+    fn a_variable_that_differs_is_shown_as_one_cause() {
+        let part = |name: &str, hash| IdentityPart {
+            name: name.into(),
+            hash,
+        };
+        let of = |class, root, global| {
+            [
+                part("dataset", class),
+                part("dataset.root", root),
+                part("global RUN", global),
+            ]
+        };
+        let differ = |b: [IdentityPart; 3]| parts_that_differ(&of(1, 1, 1), &b);
+        assert_eq!(differ(of(2, 1, 2)), ["global RUN"]);
+        assert_eq!(differ(of(2, 2, 2)), ["dataset.root", "global RUN"]);
+        assert_eq!(differ(of(2, 1, 1)), ["dataset"]);
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl Stream {
 
     /// Records that a worker begins a sample, and draws another minibatch if few are waiting.
     pub(super) fn sample_begun(self: &Arc<Self>) {
-        // Of the workers that begin samples at once, only the one that crosses the bound takes the lock.
+        // Several workers begin samples at once. Only the one that crosses the bound takes the lock.
         if self.waiting.fetch_sub(1, Ordering::Relaxed) == self.few_waiting() {
             self.pump(&mut self.engine());
         }

@@ -76,3 +76,14 @@ def test_more_cache_than_memory_is_warned_of(place: Path) -> None:
     assert findings["caches"]["level"] == "warning"
     findings = {f["check"]: f for f in json.loads(run("doctor", "--json", code=1, COPREP_CACHE="abc"))}
     assert findings["caches"]["level"] == "failure"
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_command_whose_reader_has_ended_ends_without_a_word(options: tuple[str, ...], place: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        ["coprep", "doctor", *options], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=WAIT
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

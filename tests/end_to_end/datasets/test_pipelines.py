@@ -161,3 +161,29 @@ def test_what_torchvision_takes_is_taken(one: Make, other: Make) -> None:
 def test_a_wrong_argument_is_told_where_it_is_written(make: Make, words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=words):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        *(
+            (
+                lambda value=value: BASE.decode(max_pixels=value),
+                f"decode: max_pixels must be a positive integer, not {s}",
+            )
+            for value, s in [("9", "'9'"), (-1, "-1"), (1e6, "1000000.0"), (True, "True")]
+        ),
+        (lambda: DECODED.random_horizontal_flip(2), "p = 2 is no probability: it must be from 0 to 1"),
+        (lambda: coprep.Files("a.jpg"), r"paths must be a list of paths, not 'a.jpg': write \['a.jpg'\]"),
+        (lambda: coprep.Files(Path("a.jpg")), "paths must be a list of paths"),
+        (lambda: coprep.Files(["a.jpg"], [1.7]), "labels must be integers, not 1.7"),
+        (lambda: coprep.Files(["a.jpg"], ["cat"]), "labels must be integers, not 'cat'"),
+    ],
+)
+def test_a_wrong_number_or_path_is_refused_with_a_sentence(make: Make, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        make()
+
+
+def test_labels_may_be_integers_of_any_kind() -> None:
+    assert coprep.Files(["a.jpg", "b.jpg"], np.array([3, 4], np.int16)) == BASE

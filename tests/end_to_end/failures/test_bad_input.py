@@ -7,6 +7,7 @@ from pathlib import Path
 import coprep
 import numpy as np
 import pytest
+import user_datasets as ud
 from batches import ids
 from photos import make_folder, photo
 from PIL import Image
@@ -163,6 +164,36 @@ def test_a_cache_larger_than_memory_is_one_clear_error(pipeline: coprep.Pipeline
 def test_a_wrong_argument_is_one_clear_error(pipeline: coprep.Pipeline, arguments: dict, words: str) -> None:
     with pytest.raises((ValueError, TypeError), match=words):
         next(iter(coprep.DataLoader(pipeline, **{"batch_size": 4, "framework": "numpy", **arguments})))
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "words"),
+    [
+        ("cache_bytes", -1, "cache_bytes is -1: it must be from 0"),
+        ("cache_bytes", 1.5, "cache_bytes must be an integer, not 1.5"),
+        ("cache_bytes", "8X", 'cache_bytes: "8X" is not a size: .* such as 8G'),
+        ("name", 5, "name must be text, not 5"),
+        ("group", 5, "group must be text, not 5"),
+        ("socket", 5, "socket must be a path, not 5"),
+        ("timeout", "5", "timeout must be a number of seconds, not '5'"),
+        ("prefetch_factor", "2", "prefetch_factor must be an integer, not '2'"),
+        ("generator", 3, "generator must be a torch.Generator, not 3"),
+        ("subset", 5, "subset must be sample ids or a boolean mask, not 5"),
+        ("collate_fn", 3, "collate_fn must be a function, .* not 3"),
+        ("transform", 3, "transform must be a function, .* not 3"),
+        ("worker_init_fn", 3, "worker_init_fn must be a function, .* not 3"),
+        ("rank", 0, "rank and world_size go together"),
+        ("world_size", 2, "rank and world_size go together"),
+    ],
+)
+def test_a_wrong_value_is_refused_where_it_is_written(argument: str, value: object, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        coprep.DataLoader(ud.Numbers(8), **{argument: value})  # type: ignore[arg-type]
+
+
+def test_the_name_of_a_cohort_is_text() -> None:
+    with pytest.raises(TypeError, match="cohort must be text, not 5"):
+        coprep.DataLoader(ud.Numbers(8), cohort=5, cohort_size=2)  # type: ignore[arg-type]
 
 
 def test_ranks_that_disagree_are_told(pipeline: coprep.Pipeline) -> None:

@@ -449,7 +449,7 @@ impl<'a> Plot<'a> {
             let p = line.points.iter().find(|p| p.x == point.x)?;
             let is_named = many && (i > 0 || self.shape == ChartShape::Lines);
             let name = if is_named {
-                format!("{} ", shortened(&line.name, 10))
+                format!("{} ", shortened(&line.name, 12))
             } else {
                 String::new()
             };

@@ -34,7 +34,7 @@ pub(crate) struct EpochForecast {
     pub(crate) fetch_stall_s: f64,
     /// Seconds for which the job waits for decode and operators.
     pub(crate) prep_stall_s: f64,
-    /// The resource of which more would make an epoch shorter.
+    /// The resource that limits the epoch: more of it would make the epoch shorter.
     pub(crate) bottleneck: Bottleneck,
 }
 

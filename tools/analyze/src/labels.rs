@@ -160,7 +160,7 @@ pub(crate) fn circumstances(r: &Report) -> Vec<(&'static str, String)> {
         ("pipeline", r.pipeline.clone()),
         ("batch size", r.batch_size.to_string()),
         ("machine", machine(&r.machine)),
-        ("storage", r.machine.storage.clone()),
+        ("storage", storage(&r.machine)),
         ("made", format!("{}, coprep {}", r.made, r.version)),
     ]
 }
@@ -183,6 +183,14 @@ fn forms(d: &DatasetFacts) -> String {
     }
     let [encoded, decoded] = [d.encoded_bytes, d.decoded_bytes].map(bytes);
     format!("{encoded} encoded, about {decoded} decoded")
+}
+
+/// Returns the file system and device of the dataset. They are known only where the dataset is a folder.
+fn storage(m: &Machine) -> String {
+    if m.storage.is_empty() {
+        return "not known".into();
+    }
+    m.storage.clone()
 }
 
 fn machine(m: &Machine) -> String {

@@ -1,6 +1,6 @@
 //! Varies one setting at a time, and finds what to change first.
 
-use coprep_protocol::size::human;
+use coprep_protocol::size::{argument, human};
 
 use crate::forecast::{Bottleneck, EpochForecast, Setting};
 use crate::labels;
@@ -196,7 +196,7 @@ impl Varied<'_> {
             .storage_bytes_per_s
             .unwrap_or(self.facts.storage);
         let factors = [0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0];
-        // Of the script's own code, only the workers' waits are known, and no bytes.
+        // For the script's own code only the workers' waits are known, and no bytes.
         let is_in_bytes = self.facts.workers.is_none();
         let unit = if is_in_bytes { now / MIB } else { 1.0 };
         let x = |factor: f64| X {
@@ -272,7 +272,7 @@ impl Varied<'_> {
             x_unit: String::new(),
             shape: ChartShape::Lines,
             note: "Each job has its own model; without sharing each prepares for itself, and they divide the cache.".into(),
-            lines: vec![line("sharing one preparation", true), line("each with its own loader", false)],
+            lines: vec![line("sharing", true), line("not sharing", false)],
         }
     }
 
@@ -388,7 +388,11 @@ pub(crate) fn advice(facts: &Facts, present: &Setting) -> Vec<Advice> {
                 }
             }),
             format!("A cache of {}", human(knee.cache_bytes)),
-            format!("`coprep serve --cache {}`. {}", knee.cache_bytes, knee.why),
+            format!(
+                "`coprep serve --cache {}`. {}",
+                argument(knee.cache_bytes),
+                knee.why
+            ),
         );
     }
     if facts.has_forms && present.form != "auto" && present.cache_bytes > 0 {
@@ -436,6 +440,7 @@ pub(crate) fn advice(facts: &Facts, present: &Setting) -> Vec<Advice> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chart::chart;
     use crate::model::tests::{facts, setting};
 
     #[test]
@@ -466,6 +471,14 @@ mod tests {
     }
 
     #[test]
+    fn charts_have_room_for_the_names_of_their_lines() {
+        for series in series(&facts(), &setting()) {
+            let drawn = chart(&series, None);
+            assert!(!drawn.contains('…'), "{drawn}");
+        }
+    }
+
+    #[test]
     fn the_knee_is_where_storage_no_longer_counts() {
         let present = Setting {
             form: "encoded".into(),
@@ -480,6 +493,9 @@ mod tests {
     fn advice_is_what_removes_the_bottleneck() {
         let all = advice(&facts(), &setting());
         assert!(all[0].headline.starts_with("A cache of"), "{all:?}");
+        let size = all[0].detail.strip_prefix("`coprep serve --cache ");
+        let (size, _) = size.and_then(|rest| rest.split_once("`. ")).unwrap();
+        assert!(size.ends_with('M') && size.len() <= "76.3M".len(), "{size}");
         assert!(all.is_sorted_by(|a, b| a.gain_x >= b.gain_x));
         let enough = Setting {
             gpu_speed: 0.01,

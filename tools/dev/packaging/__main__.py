@@ -66,7 +66,7 @@ def say(text: str) -> None:
 
 
 def _wheels(out: Path, pythons: Sequence[Interpreter], photos: Path, scratch: Path) -> list[str]:
-    """Build and check all wheels. Returns the steps that were left out, each with the reason."""
+    """Builds and checks all wheels. Returns the steps that were left out, each with the reason."""
     undone = []
     for architecture in builds.TARGETS:
         sentence = builds.missing_for(architecture)
@@ -76,7 +76,7 @@ def _wheels(out: Path, pythons: Sequence[Interpreter], photos: Path, scratch: Pa
         say(f"building for {architecture}, which takes minutes the first time")
         free = [python.path for python in pythons if python.free_threaded]
         is_native = architecture == platform.machine()
-        # maturin asks a free-threaded interpreter what its wheel is called, so that it must run here.
+        # maturin asks a free-threaded interpreter for the name of its wheel, so the interpreter must run here.
         for wheel in builds.build_wheels(out, architecture, [None, *(free if is_native else [])], scratch):
             say(f"built {wheel.name}, which runs on {checks.check_platform(wheel)}")
             if is_native:
@@ -96,7 +96,7 @@ def _check_runs(wheel: Path, pythons: Sequence[Interpreter], photos: Path) -> No
 
 
 def _check_emulated(wheel: Path, architecture: str, scratch: Path, photos: Path) -> list[str]:
-    """Run a wheel for another architecture, where it can be emulated. Returns why it was not run."""
+    """Runs a wheel for another architecture, where it can be emulated. Returns why it was not run."""
     sentence = arm64.missing() if architecture == "aarch64" else f"{architecture} is not emulated"
     if sentence:
         return [f"running {wheel.name}: {sentence}"]

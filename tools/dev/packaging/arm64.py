@@ -27,21 +27,21 @@ PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux_2_17
 
 
 def missing() -> str | None:
-    """Return what keeps wheels for aarch64 from being run here, in one sentence, or ``None``."""
+    """Returns the reason why wheels for aarch64 cannot be run here, in one sentence, or ``None``."""
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         return "the emulator and a Python for aarch64 are taken from Debian's packages, and there is no apt-get"
     return None
 
 
 def check_run(wheel: Path, folder: Path, photos: Path) -> str:
-    """Install a wheel beside an emulated interpreter, use it, and return the interpreter's name.
+    """Installs a wheel beside an emulated interpreter, uses it, and returns the interpreter's name.
 
-    The downloaded files stay in ``folder``, for the next time.
+    The downloaded files stay in ``folder`` for the next call.
     """
     python = folder / "root/usr/bin/python3"
     if not (folder / "complete").exists():
         _download(folder)
-        # Python starts workers by its own path, so that there must be a program at it that this machine can run.
+        # Python starts workers by its own path, so a program that this machine can run must lie there.
         for program in (python.resolve(), folder / "root/usr/local/bin/coprep"):
             _emulate(program, folder)
         (folder / "complete").touch()
@@ -66,7 +66,7 @@ def _version(python: Path) -> str:
 
 
 def _download(folder: Path) -> None:
-    """Unpack the emulator into ``emulator`` and the packages for aarch64 into ``root``."""
+    """Unpacks the emulator into ``emulator`` and the packages for aarch64 into ``root``."""
     shutil.rmtree(folder, ignore_errors=True)
     for name in ("state/lists/partial", "cache/archives/partial", "emulator", "root/usr/local/bin"):
         (folder / name).mkdir(parents=True)
@@ -88,7 +88,7 @@ def _unpack(packages: Path, folder: Path) -> None:
 
 
 def _emulate(program: Path, folder: Path) -> None:
-    """Put a script in the place of a program, which runs the program under its own path."""
+    """Replaces a program by a script that emulates it, so that the program is still started by its own path."""
     if program.exists():
         program.rename(_real(program))
     emulator, root, real = (shlex.quote(str(p)) for p in (_emulator(folder), folder / "root", _real(program)))

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BACKEND = ROOT / "bindings/build_backend"
 BIN = Path(sys.prefix) / "bin"
 GLIBC = "2.28"
-"""Of RHEL 8 and Debian 10, and what PyTorch's wheels need. coprep needs 2.27, for ``memfd_create``."""
+"""The version in RHEL 8 and Debian 10, which PyTorch's wheels need too. coprep needs 2.27, for ``memfd_create``."""
 TARGETS = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 
 
@@ -21,7 +21,7 @@ class BuildFailed(Exception):
 
 
 def missing_for(architecture: str) -> str | None:
-    """Return what keeps wheels from being built for an architecture, in one sentence, or ``None``."""
+    """Returns the reason why wheels cannot be built for an architecture, in one sentence, or ``None``."""
     target = TARGETS[architecture]
     folder = subprocess.run(
         ["rustc", "--print", "target-libdir", "--target", target], check=True, stdout=subprocess.PIPE, text=True
@@ -32,17 +32,17 @@ def missing_for(architecture: str) -> str | None:
 
 
 def build_sdist(out: Path, scratch: Path) -> Path:
-    """Build the source distribution into ``out``."""
+    """Builds the source distribution into ``out``."""
     _run([sys.executable, "-m", "coprep_build", "--no-command"], scratch)
     return _built(["maturin", "sdist"], out, scratch)
 
 
 def build_wheels(out: Path, architecture: str, interpreters: list[Path | None], scratch: Path) -> list[Path]:
-    """Build the wheels of an architecture into ``out``: for each free-threaded interpreter that is given, and, for
+    """Builds the wheels of an architecture into ``out``: for each free-threaded interpreter that is given, and, for
     ``None``, one for all other interpreters.
 
-    The compiled files stay in ``scratch``. cargo would compile everything anew in a folder that it shares with builds
-    by another linker, which zig's wrappers of cargo-zigbuild and of maturin are to each other too.
+    The compiled files stay in ``scratch``, where the command and the module each have a folder. In one folder cargo
+    would compile everything again at each change of the linker, and cargo-zigbuild and maturin wrap zig differently.
     """
     target = TARGETS[architecture]
     _run([sys.executable, "-m", "coprep_build", "--target", target, "--glibc", GLIBC], scratch / "command")
@@ -56,18 +56,18 @@ def build_wheels(out: Path, architecture: str, interpreters: list[Path | None], 
 
 
 def build_from_sdist(sdist: Path, out: Path, scratch: Path) -> Path:
-    """Build a wheel as ``pip install`` of the source distribution does: isolated, in an environment of its own."""
+    """Builds a wheel as ``pip install`` of the source distribution does: isolated, in an environment of its own."""
     subprocess.run([sys.executable, "-m", "venv", scratch / "venv"], check=True)
     pip = [str(scratch / "venv/bin/python"), "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
     environment = {**os.environ, "CARGO_TARGET_DIR": str(scratch / "target")}
-    # Without the cache, from which pip would take the wheel of an earlier file of this name.
+    # Without its cache, because pip would take the wheel that it built from an earlier file of this name.
     words = [*pip, "--no-deps", "--no-cache-dir", "--wheel-dir", str(out), str(sdist)]
     subprocess.run(words, check=True, cwd=scratch, env=environment)
     return next(out.glob("*.whl"))
 
 
 def _built(words: list[str], out: Path, target: Path) -> Path:
-    """Run maturin and return the path of the one file it makes."""
+    """Runs maturin and returns the path of the one file it makes."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out) as folder:
         _run([*words, "--out", folder], target)
@@ -76,7 +76,7 @@ def _built(words: list[str], out: Path, target: Path) -> Path:
 
 
 def _run(words: list[str], target: Path) -> None:
-    """Run a program of the packaging tools, with a target folder for cargo, and show its output if it fails."""
+    """Runs a program of the packaging tools, with a target folder for cargo, and shows its output if it fails."""
     # First on the path, since zig is found by the name of the interpreter that has it.
     changes = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(BACKEND)}
     changes["CARGO_TARGET_DIR"] = str(target)

@@ -19,7 +19,7 @@ OLDEST = (3, 10)
 OLDEST_FREE_THREADED = (3, 14)
 """PyO3 supports no older one."""
 LIMIT_S = 300
-"""Nothing that is checked takes so long, emulation included."""
+"""Longest time of one check, in seconds. No check takes nearly as long, even emulated."""
 _ABOUT = """
 import json, platform, sys, sysconfig
 free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
@@ -55,7 +55,7 @@ class Interpreter:
 
 
 def interpreters(extra: Iterable[Path]) -> list[Interpreter]:
-    """Return a CPython of each version and kind that can be found, the oldest first."""
+    """Returns a CPython of each version and kind that can be found, the oldest first."""
     found: dict[tuple[tuple[int, int], bool], Interpreter] = {}
     for path in [*extra, *_candidates()]:
         interpreter = _looked_at(path)
@@ -73,11 +73,11 @@ def _candidates() -> Iterator[Path]:
 
 
 def _looked_at(path: Path) -> Interpreter | None:
-    """Return an interpreter's description of itself, or ``None`` if it is no CPython or does not start."""
+    """Returns an interpreter's description of itself, or ``None`` if it is no CPython or does not start."""
     done = subprocess.run([path, "-c", _ABOUT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     if done.returncode:
         return None
-    # The path that it knows itself by, since the other may be of a script that chooses a version by the folder.
+    # `path` may be a script that chooses a version by the folder, so the interpreter is asked for its own path.
     executable, implementation, (major, minor), free_threaded, version = json.loads(done.stdout)
     if implementation != "CPython":
         return None
@@ -86,7 +86,7 @@ def _looked_at(path: Path) -> Interpreter | None:
 
 
 def make_photos(folder: Path) -> Path:
-    """Make photographs, each of one grey, that its name tells, in folders named by their class."""
+    """Makes photographs in one folder for each class. A photograph has a single grey, which its name tells."""
     from PIL import Image
 
     for number in range(12):
@@ -98,10 +98,10 @@ def make_photos(folder: Path) -> Path:
 
 
 def check_run(wheel: Path, interpreter: Interpreter, photos: Path) -> None:
-    """Install a wheel with its own requirements only, and use it."""
+    """Installs a wheel with its own requirements only, and uses it."""
     with tempfile.TemporaryDirectory(prefix="coprep-dist-") as folder:
         place = Path(folder)
-        # With the pip of this environment: distributions do not always have that of the other interpreter.
+        # This environment's pip installs, because distributions do not always ship a pip with an interpreter.
         subprocess.run([interpreter.path, "-m", "venv", "--without-pip", place / "venv"], check=True)
         python = place / "venv/bin/python"
         pip = [
@@ -119,10 +119,10 @@ def check_run(wheel: Path, interpreter: Interpreter, photos: Path) -> None:
 
 
 def run_smoke(python: list[str | Path], place: Path, photos: Path, command: Path) -> None:
-    """Run smoke.py with a coordinator of its own, whose socket is in ``place``."""
+    """Runs smoke.py with a coordinator of its own, whose socket is in ``place``."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("COPREP_", "PYTHON"))}
     own = {"COPREP_SOCKET": str(place / "coordinator.sock"), "COPREP_CACHE": "64M", "COPREP_STAGING": "64M"}
-    # A log in a folder of the user's would mix with that of other coordinators.
+    # The log lies beside the socket. In the user's own folder it would mix with the logs of other coordinators.
     done = subprocess.run(
         [*python, SMOKE, photos, command],
         cwd=place,
@@ -137,7 +137,7 @@ def run_smoke(python: list[str | Path], place: Path, photos: Path, command: Path
 
 
 def check_platform(wheel: Path) -> str:
-    """Return the oldest platform that a wheel runs on, as auditwheel finds it by the symbols that are used.
+    """Returns the oldest platform that a wheel runs on, as auditwheel finds it by the symbols that are used.
 
     Raises:
         CheckFailed: it is newer than the wheel's name says.

@@ -11,6 +11,7 @@ use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::size::human;
 use coprep_protocol::spec::PipelineSpec;
 
+use crate::output::print_line;
 use crate::progress::WorkProgress;
 use crate::{Outcome, args};
 
@@ -29,7 +30,7 @@ pub(crate) fn run(place: &CoordinatorPaths, args: &args::WarmArgs) -> Outcome {
     let mut display = WarmDisplay::new(args.json);
     let result = control::warm(place, request, |progress| display.update(progress));
     let done = result?;
-    display.finish(&done, &for_jobs(&cached, done.form));
+    display.finish(&done, &for_jobs(&cached, done.form))?;
     Ok(exit_code(&done))
 }
 
@@ -83,17 +84,18 @@ impl WarmDisplay {
 
     fn update(&mut self, p: &WarmProgress) {
         match self {
-            WarmDisplay::Json => print_json(p, None),
+            // The cache is filled even if nobody reads how far that is.
+            WarmDisplay::Json => drop(print_json(p, None)),
             WarmDisplay::Progress(progress) => progress.update(p.done, p.total, &bytes(p)),
         }
     }
 
-    fn finish(&self, p: &WarmProgress, for_jobs: &str) {
+    fn finish(&self, p: &WarmProgress, for_jobs: &str) -> Outcome<()> {
         match self {
             WarmDisplay::Json => print_json(p, Some(for_jobs)),
             WarmDisplay::Progress(progress) => {
                 progress.finish();
-                println!("{}\n{for_jobs}", summary(p));
+                print_line(format_args!("{}\n{for_jobs}", summary(p)))
             }
         }
     }
@@ -108,12 +110,8 @@ struct ProgressLine<'a> {
     for_jobs: Option<&'a str>,
 }
 
-fn print_json(progress: &WarmProgress, for_jobs: Option<&str>) {
-    // Structs of numbers and strings always serialise.
-    println!(
-        "{}",
-        serde_json::to_string(&ProgressLine { progress, for_jobs }).unwrap_or_default()
-    );
+fn print_json(progress: &WarmProgress, for_jobs: Option<&str>) -> Outcome<()> {
+    print_line(serde_json::to_string(&ProgressLine { progress, for_jobs })?)
 }
 
 /// Formats the cached bytes by form, and the cache's capacity.
@@ -138,7 +136,8 @@ fn summary(p: &WarmProgress) -> String {
         text += "; the cache is full, the rest is prepared when it is needed (give --bytes or serve --cache more)";
     }
     if let Some(first) = &p.first_failure {
-        text += &format!("\n{} samples failed, the first: {first}", p.failed);
+        let noun = if p.failed == 1 { "sample" } else { "samples" };
+        text += &format!("\n{} {noun} failed, the first: {first}", p.failed);
     }
     text
 }

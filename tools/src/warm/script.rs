@@ -17,6 +17,7 @@ use coprep_protocol::paths::CoordinatorPaths;
 use serde::{Deserialize, Serialize};
 
 use super::{bytes, summary};
+use crate::output::print_line;
 use crate::progress::WorkProgress;
 use crate::{Outcome, args};
 
@@ -121,14 +122,14 @@ fn follow(events: &Receiver<std::io::Result<String>>, json: bool) -> Outcome<Loa
         let event: ScriptEvent = serde_json::from_str(&line)?;
         counts.count(&event.state);
         if json {
-            println!("{}", serde_json::to_string(&event)?);
+            print_line(serde_json::to_string(&event)?)?;
         } else {
-            show(&event, &mut progress);
+            show(&event, &mut progress)?;
         }
     }
 }
 
-fn show(event: &ScriptEvent, progress: &mut Option<WorkProgress>) {
+fn show(event: &ScriptEvent, progress: &mut Option<WorkProgress>) -> Outcome<()> {
     if let LoaderState::Progress(p) = &event.state {
         let bar = progress.get_or_insert_with(|| WorkProgress::new("samples"));
         let more = if p.capacity > 0 {
@@ -137,19 +138,19 @@ fn show(event: &ScriptEvent, progress: &mut Option<WorkProgress>) {
             String::new()
         };
         bar.update(p.done, p.total, &more);
-        return;
+        return Ok(());
     }
     // The loader is done: remove its bar.
     if let Some(progress) = progress.take() {
         progress.finish();
     }
     let text = match &event.state {
-        LoaderState::Progress(_) => return,
+        LoaderState::Progress(_) => return Ok(()),
         LoaderState::Done(p) => summary(p),
         LoaderState::Skipped(why) => format!("not warmed: {why}"),
         LoaderState::Failed(why) => format!("failed: {why}"),
     };
-    println!("{}\n  {text}", event.dataset);
+    print_line(format_args!("{}\n  {text}", event.dataset))
 }
 
 impl LoaderCounts {

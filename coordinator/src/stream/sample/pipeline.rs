@@ -29,8 +29,8 @@ impl PipelineWork {
         }
     }
 
-    /// Returns when to begin a sample whose data has been read. A sample of unknown cost was drawn to be begun at once.
-    /// Now its cost is known, and it gets its planned start.
+    /// Returns when to begin a sample whose data has been read. A sample of unknown cost is fetched as soon as it is
+    /// drawn. Its header then predicts the cost, and with it the planned start.
     fn start_when_fetched(&self, expected: Option<f32>) -> Deadline {
         let PendingSample { plan, draw, .. } = &self.sample;
         let was_known = self.recipe.expected(draw.id).is_some();

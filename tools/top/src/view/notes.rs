@@ -59,7 +59,8 @@ fn stream_notes(screen: &Screen, theme: &Theme) -> Vec<Piece> {
     } else {
         "deterministic"
     };
-    pieces.push(plain(format!("{order} order, seed {}", s.seed)));
+    let seed = s.chosen_seed().map(|seed| format!(", seed {seed}"));
+    pieces.push(plain(format!("{order} order{}", seed.unwrap_or_default())));
     pieces.push(plain(format!(
         "cache {}",
         format!("{:?}", s.cache).to_lowercase()

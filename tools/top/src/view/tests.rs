@@ -325,3 +325,20 @@ fn one_look_in_plain_text_has_everything() {
     assert!(!text.lines().any(|line| line.starts_with('>')));
     assert!(text.contains("SLOW 8") && text.contains("a_picture_with_a_long_name_00008.jpg"));
 }
+
+#[test]
+fn a_seed_that_nobody_chose_is_left_out() {
+    let (mut before, mut now) = two_statuses();
+    for status in [&mut before, &mut now] {
+        status.streams[0].seed = 6_917_529_027_641_081_856;
+    }
+    let mut screen = Screen::default();
+    screen.update(before);
+    screen.update(now);
+    let lines = drawn(&screen, &UTF8, 112, 31);
+    assert!(contains(&lines, "deterministic order") && !contains(&lines, "seed"));
+    assert!(contains(
+        &drawn(&a_screen(), &UTF8, 112, 31),
+        "order, seed 7"
+    ));
+}

@@ -225,7 +225,7 @@ mod tests {
         fork_server.join().unwrap();
         assert_eq!(
             *troubles.lock().unwrap(),
-            ["the host of its user code: it ended (signal: 9)"]
+            ["the process that runs its dataset's code: it ended (signal: 9)"]
         );
     }
 
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(worker.reap(0, 7, "took too long"), None);
         assert_eq!(
             *troubles.lock().unwrap(),
-            ["the host of its user code: cannot kill: not permitted"]
+            ["the process that runs its dataset's code: cannot kill: not permitted"]
         );
     }
 
