@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::sync::Arc;
 
-use coprep_client::{Error, InterruptCheck, Notice};
+use coprep_client::{Error, ErrorKind, InterruptCheck, Notice};
 use coprep_protocol::message::RefusalKind;
 use pyo3::exceptions::{PyFileNotFoundError, PyMemoryError, PyValueError};
 use pyo3::prelude::*;
@@ -18,18 +18,18 @@ mod python {
 /// Converts an error into a standard exception if Python has one that fits, or else into one of `coprep._errors`.
 pub(crate) fn raise(error: Error) -> PyErr {
     let text = error.to_string();
-    match error {
-        Error::Interrupted(why) => match why.downcast::<PyErr>() {
-            Ok(raised) => *raised,
-            Err(other) => python::CoprepError::new_err(other.to_string()),
-        },
-        Error::Sample(s) => {
+    // An exception that ended a wait is raised as it is.
+    if let Some(raised) = error.source_as::<PyErr>() {
+        return Python::attach(|py| raised.clone_ref(py));
+    }
+    match error.into_kind() {
+        ErrorKind::Sample(s) => {
             let exception: std::borrow::Cow<'static, [u8]> = s.exception.into();
             python::SampleError::new_err((text, s.id, s.path, s.stage, s.worker, exception))
         }
-        Error::Timeout { .. } => python::TimeoutError::new_err(text),
-        Error::Invalid(_) => PyValueError::new_err(text),
-        Error::Refused(refusal) => match refusal.kind {
+        ErrorKind::Timeout => python::TimeoutError::new_err(text),
+        ErrorKind::Invalid => PyValueError::new_err(text),
+        ErrorKind::Refused(kind) => match kind {
             RefusalKind::Invalid => PyValueError::new_err(text),
             RefusalKind::NotFound => PyFileNotFoundError::new_err(text),
             RefusalKind::Memory => PyMemoryError::new_err(text),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coprep_client::loader::LoaderOptions;
-use coprep_client::{Error, Event, Loader, POLL_INTERVAL};
+use coprep_client::{Error, ErrorKind, Event, Loader, POLL_INTERVAL};
 use coprep_protocol::id_set;
 use coprep_protocol::message::SampleError;
 use coprep_protocol::nap::nap;
@@ -68,7 +68,8 @@ fn packed(pack: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
             .extract::<PyBackedBytes>(py)
             .map_err(PyErr::from)
     });
-    let bytes = bytes.map_err(|e: PyErr| Error::Interrupted(Box::new(e)))?;
+    let bytes =
+        bytes.map_err(|e: PyErr| Error::new(ErrorKind::Interrupted, "interrupted").because(e))?;
     Ok(Box::new(bytes))
 }
 

@@ -18,7 +18,8 @@ use coprep_protocol::operators;
 use coprep_protocol::spec::{Op, PipelineSpec};
 use coprep_shared_memory::lock::lock;
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::{from_lower, invalid};
 
 /// The key that tells one cache from another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -164,7 +165,9 @@ impl DatasetCache {
         let store: Box<dyn SampleCache> = match (opening.key.lru, &segment) {
             _ if opening.key.reuse > 0 => Box::new(BoundedReuse::new(capacity, opening.key.reuse)),
             (true, _) => Box::new(Lru::new(capacity)),
-            (false, None) => Box::new(NoEviction::anonymous(capacity, opening.samples)?),
+            (false, None) => {
+                Box::new(NoEviction::anonymous(capacity, opening.samples).map_err(from_lower)?)
+            }
             (false, Some(name)) => Box::new(opening.named(name, capacity)?),
         };
         let forms = (opening.key.form == CacheForm::Auto).then(|| {
@@ -388,7 +391,8 @@ impl CacheOptions<'_> {
     }
 
     fn named(&self, name: &str, capacity: u64) -> Result<NoEviction> {
-        let (cache, found) = NoEviction::named(name, capacity, self.samples, self.fingerprint())?;
+        let named = NoEviction::named(name, capacity, self.samples, self.fingerprint());
+        let (cache, found) = named.map_err(from_lower)?;
         tracing::info!(
             name,
             entries = found.entries,
@@ -412,7 +416,7 @@ pub fn check_cache_name(name: &str) -> Result<()> {
     if is_name(name, longest) {
         return Ok(());
     }
-    Err(Error::Invalid(format!(
+    Err(invalid(format!(
         "a name of caches is made of 1 to {longest} letters, digits, '.', '_' and '-'"
     )))
 }
@@ -423,8 +427,12 @@ pub fn check_cache_name(name: &str) -> Result<()> {
 /// When `/dev/shm` cannot be read, or a segment cannot be removed.
 pub fn drop_left_segments() -> Result<u64> {
     let mut bytes = 0;
-    for segment in list_named()?.into_iter().filter(|s| !s.in_use) {
-        if remove_named(&segment.name)? {
+    for segment in list_named()
+        .map_err(from_lower)?
+        .into_iter()
+        .filter(|s| !s.in_use)
+    {
+        if remove_named(&segment.name).map_err(from_lower)? {
             bytes += segment.bytes;
         }
     }
@@ -497,9 +505,8 @@ fn decoded_bytes(dataset: &Dataset, pipeline: &Pipeline, id: u32, head: &mut Vec
 /// Refuses a combination of form and size that makes no sense.
 pub(crate) fn check_form(form: CacheForm, bytes: Option<u64>) -> Result<()> {
     match (form, bytes) {
-        (CacheForm::Off, Some(_)) => Err(Error::Invalid(
-            "cache_bytes was given with cache=\"off\": leave it out, or choose \"encoded\" or \"decoded\"".into(),
-        )),
+        (CacheForm::Off, Some(_)) => Err(invalid("cache_bytes was given with cache=\"off\"")
+            .with_remedy("leave it out, or choose \"encoded\" or \"decoded\"")),
         _ => Ok(()),
     }
 }

@@ -1,125 +1,181 @@
 //! Errors that a client can be told, and how it is told.
 
-use std::sync::Arc;
-
 use coprep_protocol::message::{Refusal, RefusalKind, SampleError};
 
-/// An error of the coordinator.
-#[derive(Debug, thiserror::Error)]
+/// An error of the coordinator. See [`coprep_error`].
+pub type Error = coprep_error::Error<ErrorKind>;
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The class of an [`Error`].
+#[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Error {
-    /// The client asked for something that makes no sense.
-    #[error("{0}")]
-    Invalid(String),
+pub enum ErrorKind {
+    /// The client asked for something that makes no sense, or that does not fit its stream.
+    Invalid,
     /// A dataset or a pipeline is not usable.
-    #[error(transparent)]
-    Pipeline(#[from] coprep_pipeline::Error),
-    /// Shared memory is too small or cannot be obtained.
-    #[error("{0}{settings}", settings = settings(.0.is_shortage()))]
-    Memory(#[from] coprep_shared_memory::Error),
-    /// A cache cannot be opened, or a named segment cannot be used.
-    #[error("{0}{settings}", settings = settings(.0.is_shortage()))]
-    Cache(#[from] coprep_cache::Error),
-    /// The job does not fit its stream.
-    #[error(transparent)]
-    Attach(#[from] coprep_scheduler::AttachError),
+    Pipeline(coprep_pipeline::ErrorKind),
+    /// There is too little shared memory.
+    Shortage,
+    /// Shared memory cannot be obtained, or a cache cannot be opened, for another reason.
+    Memory,
     /// The jobs' own code cannot be run.
-    #[error("{0}")]
-    Code(String),
+    Code,
     /// The jobs' own code failed on the first samples.
-    #[error("sample {} failed: {}", .0.id, .0.message)]
     Sample(Box<SampleError>),
     /// A thread panicked.
-    #[error("a defect of coprep, please report it with the coordinator's log: {0}")]
-    Defect(&'static str),
+    Defect,
     /// The process that runs the jobs' own code was killed.
-    #[error(
-        "the process that runs the dataset's code {how}{}, while it was {doing}: if it was killed for want of memory, give \
-         the job or its container more; else its output in the coordinator's log says what happened",
-        times(*.attempts)
-    )]
     ForkServerKilled {
         /// How the process ended.
         how: String,
         /// The step that it was doing.
         doing: String,
-        /// Number of attempts.
-        attempts: u32,
     },
     /// Something takes longer than its limit.
-    #[error("{0}")]
-    Late(String),
-    /// An error that several clients are told.
-    #[error("{0}")]
-    Shared(Arc<Error>),
+    Late,
     /// The socket, a lock or a thread failed.
-    #[error("{what}: {source}")]
-    Io {
-        /// The action that was tried.
-        what: String,
-        /// The reason why it failed.
-        source: std::io::Error,
-    },
+    Os,
 }
 
-/// Returns the settings that decide how much memory is asked for, if the error is a shortage of memory.
-fn settings(is_shortage: bool) -> &'static str {
-    if !is_shortage {
-        return "";
+impl From<coprep_scheduler::ErrorKind> for ErrorKind {
+    fn from(_: coprep_scheduler::ErrorKind) -> Self {
+        ErrorKind::Invalid
     }
-    ". The staging area depends on batch_size and COPREP_STAGING (coprep serve --staging), a cache on cache_bytes and \
-     COPREP_CACHE (coprep serve --cache)"
 }
 
-/// Result of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+impl From<coprep_pipeline::ErrorKind> for ErrorKind {
+    fn from(kind: coprep_pipeline::ErrorKind) -> Self {
+        ErrorKind::Pipeline(kind)
+    }
+}
 
-fn times(attempts: u32) -> String {
-    match attempts {
+impl From<coprep_shared_memory::ErrorKind> for ErrorKind {
+    fn from(kind: coprep_shared_memory::ErrorKind) -> Self {
+        ErrorKind::of_memory(kind.is_shortage())
+    }
+}
+
+impl From<coprep_cache::ErrorKind> for ErrorKind {
+    fn from(kind: coprep_cache::ErrorKind) -> Self {
+        ErrorKind::of_memory(kind.is_shortage())
+    }
+}
+
+impl From<coprep_protocol::paths::ErrorKind> for ErrorKind {
+    fn from(_: coprep_protocol::paths::ErrorKind) -> Self {
+        ErrorKind::Os
+    }
+}
+
+/// The settings that decide how much memory is asked for.
+const SETTINGS: &str = "the staging area depends on batch_size and COPREP_STAGING (coprep serve --staging), a cache on \
+                        cache_bytes and COPREP_CACHE (coprep serve --cache)";
+
+/// Converts an error of a lower crate, whose remedies know nothing of the coordinator's settings.
+pub(crate) fn from_lower<L>(lower: coprep_error::Error<L>) -> Error
+where
+    ErrorKind: From<L>,
+{
+    with_settings(Error::from_lower(lower))
+}
+
+/// Adds the settings that help, if the error is a shortage of memory.
+pub(crate) fn with_settings(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Shortage => error.with_remedy(SETTINGS),
+        _ => error,
+    }
+}
+
+pub(crate) fn invalid(what: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Invalid, what)
+}
+
+pub(crate) fn code_failed(what: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Code, what)
+}
+
+/// Returns the error that the jobs' own code failed on a sample.
+pub(crate) fn sample_failed(sample: SampleError) -> Error {
+    let what = format!("sample {} failed", sample.id);
+    let why = sample.message.clone();
+    Error::new(ErrorKind::Sample(Box::new(sample)), what).because(why)
+}
+
+/// Returns the error that a thread panicked.
+pub(crate) fn defect(what: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Defect, what)
+        .with_remedy("this is a defect of coprep: please report it with the coordinator's log")
+}
+
+/// Returns the error that each of so many processes that ran the jobs' own code was killed.
+pub(crate) fn fork_server_killed(how: &str, doing: &str, attempts: u32) -> Error {
+    let times = match attempts {
         0 | 1 => String::new(),
         many => format!(" in each of {many} attempts"),
-    }
+    };
+    let kind = ErrorKind::ForkServerKilled {
+        how: how.to_owned(),
+        doing: doing.to_owned(),
+    };
+    Error::new(
+        kind,
+        format!("the process that runs the dataset's code {how}{times}, while it was {doing}"),
+    )
+    .with_remedy(
+        "if it was killed for want of memory, give the job or its container more; else its output in the coordinator's \
+         log says what happened",
+    )
 }
 
-impl Error {
-    pub(crate) fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
-        Error::Io {
-            what: what.into(),
-            source: source.into(),
+/// Returns the error of a refused call of the operating system. It takes a `nix` error as well, whose own text has no
+/// words.
+pub(crate) fn os(context: impl Into<String>, error: impl Into<std::io::Error>) -> Error {
+    Error::new(ErrorKind::Os, context).because(error.into())
+}
+
+impl ErrorKind {
+    fn of_memory(is_shortage: bool) -> Self {
+        if is_shortage {
+            ErrorKind::Shortage
+        } else {
+            ErrorKind::Memory
         }
     }
 
     /// Returns `true` if anybody who tries the same would fail in the same way, so that nobody else needs to try.
     pub(crate) fn is_everybodys(&self) -> bool {
-        match self {
-            Error::Pipeline(_) | Error::ForkServerKilled { .. } => true,
-            Error::Shared(error) => error.is_everybodys(),
-            _ => false,
-        }
+        matches!(
+            self,
+            ErrorKind::Pipeline(_) | ErrorKind::ForkServerKilled { .. }
+        )
     }
 
-    /// Returns the error as a refusal for the client.
-    pub(crate) fn refusal(&self) -> Refusal {
-        if let Error::Shared(error) = self {
-            return error.refusal();
+    fn of_refusal(&self) -> RefusalKind {
+        match self {
+            ErrorKind::Pipeline(kind) if kind.is_not_found() => RefusalKind::NotFound,
+            ErrorKind::Invalid | ErrorKind::Pipeline(_) => RefusalKind::Invalid,
+            ErrorKind::Shortage | ErrorKind::Memory => RefusalKind::Memory,
+            ErrorKind::Code | ErrorKind::Sample(_) | ErrorKind::ForkServerKilled { .. } => {
+                RefusalKind::Code
+            }
+            ErrorKind::Late => RefusalKind::Late,
+            ErrorKind::Os | ErrorKind::Defect => RefusalKind::Internal,
         }
-        let kind = match self {
-            Error::Invalid(_) | Error::Attach(_) => RefusalKind::Invalid,
-            Error::Pipeline(e) if e.is_not_found() => RefusalKind::NotFound,
-            Error::Pipeline(_) => RefusalKind::Invalid,
-            Error::Memory(_) | Error::Cache(_) => RefusalKind::Memory,
-            Error::Code(_) | Error::Sample(_) | Error::ForkServerKilled { .. } => RefusalKind::Code,
-            Error::Late(_) => RefusalKind::Late,
-            Error::Io { .. } | Error::Shared(_) | Error::Defect(_) => RefusalKind::Internal,
-        };
-        let sample = match self {
-            Error::Sample(sample) => Some(sample.clone()),
-            _ => None,
-        };
-        Refusal {
-            kind,
-            message: self.to_string(),
-            sample,
-        }
+    }
+}
+
+/// Returns the error as a refusal for the client.
+pub(crate) fn refusal(error: &Error) -> Refusal {
+    let sample = match error.kind() {
+        ErrorKind::Sample(sample) => Some(sample.clone()),
+        _ => None,
+    };
+    Refusal {
+        kind: error.kind().of_refusal(),
+        message: error.to_string(),
+        sample,
     }
 }

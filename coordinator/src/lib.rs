@@ -34,7 +34,7 @@ mod stream;
 
 pub use caches::{check_cache_name, drop_left_segments};
 pub use coprep_pipeline::{Dataset, Pipeline, ReadThrottle, Slowness, open_regular};
-pub use error::{Error, Result};
+pub use error::{Error, ErrorKind, Result};
 /// For `overhead` in `tests/benchmarks/measure`.
 #[cfg(feature = "measure")]
 #[doc(hidden)]

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use coprep_client::{Batch, Error, Event, Loader};
+use coprep_client::{Batch, ErrorKind, Event, Loader};
 use coprep_coordinator::Settings;
 use coprep_protocol::message::{
     Attach, CacheForm, CacheRequest, CohortRequest, DrawsRequest, ResumePoint, SampleError,
@@ -74,8 +74,10 @@ impl Job {
                 Ok(Event::Batch(batch)) => return Given::Batch(batch),
                 Ok(Event::EndOfEpoch) => return Given::End,
                 Ok(Event::NotYet | Event::Skipped(_)) => {}
-                Err(Error::Sample(error)) => return Given::Failed(error),
-                Err(error) => panic!("{error}"),
+                Err(e) => match e.kind() {
+                    ErrorKind::Sample(error) => return Given::Failed(error.clone()),
+                    _ => panic!("{e}"),
+                },
             }
         }
     }
@@ -111,8 +113,10 @@ impl Job {
 
     fn refusal(&self) -> String {
         match self.0.attached() {
-            Err(Error::Refused(refusal)) => refusal.message,
-            Err(other) => panic!("{other}"),
+            Err(e) => match e.kind() {
+                ErrorKind::Refused(_) => e.to_string(),
+                _ => panic!("{e}"),
+            },
             Ok(_) => panic!("it was not refused"),
         }
     }

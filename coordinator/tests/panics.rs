@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use coprep_client::connection::{ConnectOptions, Connection};
 use coprep_client::loader::LoaderOptions;
-use coprep_client::{Error, Event, Loader, no_interrupt, no_notice};
+use coprep_client::{ErrorKind, Event, Loader, no_interrupt, no_notice};
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::frame;
 use coprep_protocol::message::{
@@ -188,8 +188,10 @@ fn epoch(job: &Loader, pause: Duration) -> Epoch {
             }
             Ok(Event::EndOfEpoch) => return epoch,
             Ok(Event::NotYet | Event::Skipped(_)) => {}
-            Err(Error::Sample(error)) => epoch.errors.push(*error),
-            Err(e) => panic!("{e}"),
+            Err(e) => match e.kind() {
+                ErrorKind::Sample(error) => epoch.errors.push(SampleError::clone(error)),
+                _ => panic!("{e}"),
+            },
         }
     }
 }

@@ -321,11 +321,7 @@ fn socket_folder(place: &CoordinatorPaths) -> Finding {
     }
     match place.prepare() {
         Ok(()) => ok(check, path),
-        Err(e) => failure(
-            check,
-            format!("{path}: {e}"),
-            "name another one in COPREP_SOCKET",
-        ),
+        Err(e) => failure(check, e.to_string(), "name another one in COPREP_SOCKET"),
     }
 }
 

@@ -74,7 +74,7 @@ fn failpoints() -> Option<fail::FailScenario<'static>> {
 }
 
 /// A bound server, and its metrics if they are served; or the reason for which it cannot start.
-type Started = Result<(Server, Option<Metrics>), Box<dyn std::error::Error>>;
+type Started = Outcome<(Server, Option<Metrics>)>;
 
 /// Binds the socket, and starts to serve metrics if they are asked for.
 fn start(place: CoordinatorPaths, args: &ServeArgs) -> Started {

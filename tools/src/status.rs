@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use coprep_client::{Error, control};
+use coprep_client::{ErrorKind, control};
 use coprep_protocol::dataset_path;
 use coprep_protocol::message::{
     CacheForm, CacheStatus, CostStatus, FormStatus, JobStatus, SampleCost, Status, StreamStatus,
@@ -65,7 +65,7 @@ pub(crate) fn drop_caches(place: &CoordinatorPaths, dataset: Option<String>) -> 
 fn drop_all(place: &CoordinatorPaths) -> Outcome<u64> {
     let bytes = match control::drop_caches(place, None) {
         // A coordinator that has ended may have left named segments.
-        Err(Error::Absent { .. }) => 0,
+        Err(e) if *e.kind() == ErrorKind::Absent => 0,
         other => other?,
     };
     Ok(bytes + coprep_coordinator::drop_left_segments()?)

@@ -32,7 +32,7 @@ use coprep_shared_memory::lock::lock;
 use coprep_shared_memory::staging::Layout;
 use coprep_shared_memory::view::{LargeMap, LargeValue, StagingView};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, forked, violation};
 
 /// The process that an object belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,7 +52,7 @@ impl Owner {
         if self.is_here() {
             Ok(())
         } else {
-            Err(Error::Forked { owner: self.0 })
+            Err(forked(self.0))
         }
     }
 }
@@ -90,19 +90,22 @@ impl Attachment {
     /// Maps the shared memory that the coordinator passed, in the order staging, deliver, reply, doorbell.
     pub(crate) fn open(attached: &Attached, descriptors: Vec<OwnedFd>) -> Result<Arc<Self>> {
         let descriptors: [OwnedFd; 4] = descriptors.try_into().map_err(|d: Vec<OwnedFd>| {
-            Error::ProtocolViolation(format!("{} descriptors instead of 4", d.len()))
+            violation(format!("{} descriptors instead of 4", d.len()))
         })?;
         let [staging, deliver, reply, doorbell] = descriptors;
         let sizes: Vec<usize> = attached.fields.iter().map(Field::sample_bytes).collect();
-        let mut layout = Layout::new(&sizes, attached.slots, attached.buffers)?;
+        let mut layout =
+            Layout::new(&sizes, attached.slots, attached.buffers).map_err(Error::from_lower)?;
         let blob = blob_of(&attached.fields)?;
         if let Some(field) = blob {
-            layout = layout.with_large(field, attached.large_bytes)?;
+            layout = layout
+                .with_large(field, attached.large_bytes)
+                .map_err(Error::from_lower)?;
         }
         Ok(Arc::new(Attachment {
             owner: Owner::current(),
-            receiver: Receiver::open(deliver, reply, doorbell)?,
-            view: StagingView::open(staging, layout)?,
+            receiver: Receiver::open(deliver, reply, doorbell).map_err(Error::from_lower)?,
+            view: StagingView::open(staging, layout).map_err(Error::from_lower)?,
             number: number_of(&attached.fields)?,
             fields: attached.fields.clone().into(),
             blob,
@@ -151,8 +154,8 @@ impl Attachment {
     /// # Errors
     /// When the item or one of its samples is not inside the staging area, or when a large sample cannot be mapped.
     pub(crate) fn hold(self: &Arc<Self>, seq: u64, item: &Item) -> Result<HeldSlots> {
-        item.check(self.view.layout())?;
-        let large = self.map_large(item)?;
+        item.check(self.view.layout()).map_err(Error::from_lower)?;
+        let large = self.map_large(item).map_err(Error::from_lower)?;
         let mut held = self.lock(item.buffer);
         if held.slices == 0 {
             self.buffers_held.fetch_add(1, Ordering::Relaxed);
@@ -175,7 +178,7 @@ impl Attachment {
     }
 
     /// Maps the large samples of a slice.
-    fn map_large(&self, item: &Item) -> Result<Vec<(u32, Arc<LargeMap>)>> {
+    fn map_large(&self, item: &Item) -> coprep_shared_memory::Result<Vec<(u32, Arc<LargeMap>)>> {
         let slots = item.start..item.start + item.len;
         let found = self.view.large_values(item.buffer, slots)?;
         let map = |value: &LargeValue| {
@@ -221,7 +224,7 @@ fn number_of(fields: &[Field]) -> Result<usize> {
     // Where samples are drawn with replacement, ids repeat, and the numbers of draws name the samples.
     named(NUMBER)
         .or_else(|| named("index"))
-        .ok_or_else(|| Error::ProtocolViolation("its batches have no ids".into()))
+        .ok_or_else(|| violation("its batches have no ids"))
 }
 
 /// Returns the index of the field whose samples may be larger than their slots. Its elements must be bytes, because the
@@ -230,7 +233,7 @@ fn blob_of(fields: &[Field]) -> Result<Option<usize>> {
     let blob = fields.iter().position(|f| f.name == BLOB);
     match blob.map(|field| fields[field].dtype) {
         None | Some(Dtype::U8) => Ok(blob),
-        Some(other) => Err(Error::ProtocolViolation(format!(
+        Some(other) => Err(violation(format!(
             "its packed samples consist of {other:?} instead of bytes"
         ))),
     }

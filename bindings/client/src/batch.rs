@@ -6,7 +6,7 @@ use coprep_protocol::spec::{Dtype, Field, NUMBER};
 use coprep_shared_memory::view::LargeMap;
 
 use crate::attachment::{Attachment, HeldSlots};
-use crate::error::{Error, Result};
+use crate::error::{Result, invalid, violation};
 use crate::raw::Owned;
 
 /// A batch as a consumer receives it: one array per field, in the order of the stream's fields.
@@ -179,7 +179,7 @@ impl Assembly {
                 .and_then(Owned::new)
         };
         let pieces = fields.iter().map(piece).collect::<Option<Vec<_>>>();
-        let too_large = || Error::Invalid(format!("a batch of {capacity} samples is too large"));
+        let too_large = || invalid(format!("a batch of {capacity} samples is too large"));
         Ok(Assembly {
             pieces: pieces.ok_or_else(too_large)?,
             large: Vec::new(),
@@ -196,7 +196,7 @@ impl Assembly {
         let samples = self.samples.saturating_add(slice.len);
         // The coordinator decides which parts a batch has, so their sum is checked before anything is copied.
         if samples > self.capacity {
-            return Err(Error::ProtocolViolation(format!(
+            return Err(violation(format!(
                 "{samples} samples for a batch of {}",
                 self.capacity
             )));
@@ -210,7 +210,7 @@ impl Assembly {
         }
         for (row, map) in &slice.large {
             let copied = Owned::copy_of(map);
-            let copied = copied.ok_or_else(|| Error::Invalid("a sample is too large".into()))?;
+            let copied = copied.ok_or_else(|| invalid("a sample is too large"))?;
             self.large.push((self.samples + row, copied));
         }
         self.samples = samples;

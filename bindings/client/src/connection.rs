@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use coprep_protocol::frame::{self, FrameError};
+use coprep_protocol::frame;
 use coprep_protocol::message::{Reply, Request};
 use coprep_protocol::paths::CoordinatorPaths;
 use nix::errno::Errno;
@@ -17,7 +17,10 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
-use crate::error::{Error, Result};
+use crate::error::{
+    Error, ErrorKind, Result, disconnected, explained, from_frame, invalid, refused, timed_out,
+    violation,
+};
 use crate::notice::{Notice, Wait, no_notice};
 use crate::raw;
 use crate::timeout::{InterruptCheck, Timeout, events, no_interrupt};
@@ -81,7 +84,7 @@ impl Connection {
         check_owner(&socket, &paths.socket)?;
         match greet(socket, options) {
             Ok(connection) => Ok(Some(connection)),
-            Err(Error::Disconnected(_)) => Ok(None),
+            Err(e) if e.kind().is_lost() => Ok(None),
             Err(e) => Err(e),
         }
     }
@@ -89,18 +92,18 @@ impl Connection {
     /// Sends a request without waiting for an answer.
     ///
     /// # Errors
-    /// [`Error::Disconnected`] when the coordinator is gone.
+    /// [`ErrorKind::Disconnected`] when the coordinator is gone.
     pub fn send(&self, request: &Request) -> Result<()> {
-        Ok(frame::send(&self.socket, request, &[])?)
+        frame::send(&self.socket, request, &[]).map_err(from_frame)
     }
 
     /// Sends a request with a memory file of `bytes`. The bytes are copied once, however many they are.
     ///
     /// # Errors
-    /// As [`send`](Self::send); [`Error::Invalid`] when memory is short.
+    /// As [`send`](Self::send); [`ErrorKind::Invalid`] when memory is short.
     pub fn send_with(&self, request: &Request, bytes: &[u8]) -> Result<()> {
         let shortage =
-            |e: std::io::Error| Error::Invalid(format!("no memory for {} bytes: {e}", bytes.len()));
+            |e: std::io::Error| invalid(format!("no memory for {} bytes", bytes.len())).because(e);
         let file =
             memfd_create("coprep-code", MFdFlags::MFD_CLOEXEC).map_err(|e| shortage(e.into()))?;
         let mut file = std::fs::File::from(file);
@@ -113,13 +116,13 @@ impl Connection {
     /// # Errors
     /// As [`send`](Self::send).
     pub(crate) fn send_file(&self, request: &Request, file: &OwnedFd) -> Result<()> {
-        Ok(frame::send(&self.socket, request, &[file.as_raw_fd()])?)
+        frame::send(&self.socket, request, &[file.as_raw_fd()]).map_err(from_frame)
     }
 
     /// Receives the next reply with its descriptors, or `None` if none comes within `limit`.
     ///
     /// # Errors
-    /// [`Error::Disconnected`], [`Error::Interrupted`].
+    /// [`ErrorKind::Disconnected`], [`ErrorKind::Interrupted`].
     pub fn receive(
         &self,
         limit: Duration,
@@ -132,8 +135,8 @@ impl Connection {
             }
             match frame::receive(&self.socket) {
                 Ok(received) => return Ok(Some(received)),
-                Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e.into()),
+                Err(e) if *e.kind() == frame::ErrorKind::Io(std::io::ErrorKind::Interrupted) => {}
+                Err(e) => return Err(from_frame(e)),
             }
         }
     }
@@ -141,7 +144,7 @@ impl Connection {
     /// Sends a request and waits for its reply.
     ///
     /// # Errors
-    /// As [`receive`](Self::receive); [`Error::Refused`]; [`Error::Timeout`].
+    /// As [`receive`](Self::receive); [`ErrorKind::Refused`]; [`ErrorKind::Timeout`].
     pub fn ask(
         &self,
         request: &Request,
@@ -153,7 +156,7 @@ impl Connection {
         let timeout = Timeout::new(limit, interrupt_check);
         let (reply, _) = self.answer(what, &timeout, &no_notice())?;
         match reply {
-            Reply::Refused(refusal) => Err(Error::Refused(refusal)),
+            Reply::Refused(refusal) => Err(refused(refusal)),
             reply => Ok(reply),
         }
     }
@@ -161,7 +164,7 @@ impl Connection {
     /// Waits for an answer. If that takes long and the coordinator has said why, the user is notified.
     ///
     /// # Errors
-    /// As [`receive`](Self::receive); [`Error::Timeout`].
+    /// As [`receive`](Self::receive); [`ErrorKind::Timeout`].
     pub(crate) fn answer(
         &self,
         what: &'static str,
@@ -177,7 +180,7 @@ impl Connection {
                 Some(answer) => return Ok(answer),
                 None if timeout.is_over() => {
                     let error = self.timeout_error(what, timeout.waited());
-                    return Err(error.explained(wait.explanation()));
+                    return Err(explained(error, wait.explanation()));
                 }
                 None => {}
             }
@@ -188,11 +191,7 @@ impl Connection {
     /// Returns the error of a coordinator that has not answered in time.
     pub(crate) fn timeout_error(&self, what: &'static str, waited: Duration) -> Error {
         let explanation = format!("the coordinator (process {}) does not answer", self.pid);
-        Error::Timeout {
-            what,
-            waited,
-            explanation,
-        }
+        timed_out(what, waited, explanation)
     }
 
     /// Tells the coordinator that no more requests will come, and waits until it has closed its side as well, for
@@ -226,13 +225,10 @@ impl Connection {
 
 /// Connects to the socket. Returns `None` if no process listens there.
 fn connect_to(path: &Path) -> Result<Option<UnixStream>> {
-    let failed =
-        |e: Errno| Error::Disconnected(format!("cannot connect to {}: {e}", path.display()));
+    let failed = |e: Errno| disconnected(format!("cannot connect to {}: {e}", path.display()));
     let address = UnixAddr::new(path).map_err(|_| {
-        Error::Invalid(format!(
-            "the socket's path {} is too long: name one of at most 107 bytes in COPREP_SOCKET",
-            path.display()
-        ))
+        invalid(format!("the socket's path {} is too long", path.display()))
+            .with_remedy("name one of at most 107 bytes in COPREP_SOCKET")
     })?;
     let fd = socket(
         AddressFamily::Unix,
@@ -260,11 +256,15 @@ fn check_owner(socket: &UnixStream, path: &Path) -> Result<()> {
     let me = nix::unistd::getuid().as_raw();
     match frame::peer_uid(socket) {
         Ok(uid) if uid == me => Ok(()),
-        Ok(uid) => Err(Error::UntrustedPeer(format!(
-            "{} belongs to a process of user {uid}, not of user {me}: name another socket in COPREP_SOCKET",
-            path.display()
-        ))),
-        Err(e) => Err(Error::Disconnected(format!(
+        Ok(uid) => Err(Error::new(
+            ErrorKind::UntrustedPeer,
+            format!(
+                "{} belongs to a process of user {uid}, not of user {me}",
+                path.display()
+            ),
+        )
+        .with_remedy("name another socket in COPREP_SOCKET")),
+        Err(e) => Err(disconnected(format!(
             "the kernel does not say who listens: {e}"
         ))),
     }
@@ -291,8 +291,6 @@ fn greet(socket: UnixStream, options: &ConnectOptions) -> Result<Connection> {
             (connection.pid, connection.version) = (pid, version);
             Ok(connection)
         }
-        other => Err(Error::ProtocolViolation(format!(
-            "it greets with {other:?}"
-        ))),
+        other => Err(violation(format!("it greets with {other:?}"))),
     }
 }

@@ -8,7 +8,7 @@ use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{Field, PipelineSpec};
 
 use crate::connection::{ConnectOptions, Connection};
-use crate::error::{Error, Result};
+use crate::error::{Result, refused, violation};
 use crate::notice::no_notice;
 use crate::timeout::{InterruptCheck, Timeout, no_interrupt};
 
@@ -23,15 +23,13 @@ const ATTEMPTS: u32 = 5;
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
 fn unexpected<T>(reply: &Reply) -> Result<T> {
-    Err(Error::ProtocolViolation(format!(
-        "unexpected answer {reply:?}"
-    )))
+    Err(violation(format!("unexpected answer {reply:?}")))
 }
 
 /// Returns the state of a running coordinator, with the `slow` most expensive samples of each stream.
 ///
 /// # Errors
-/// [`Error::Absent`] when none runs.
+/// [`crate::ErrorKind::Absent`] when none runs.
 pub fn status(paths: &CoordinatorPaths, slow: u32) -> Result<Status> {
     let connection = Connection::open(paths, &ConnectOptions::find("coprep status"))?;
     let request = Request::Status { slow };
@@ -44,7 +42,7 @@ pub fn status(paths: &CoordinatorPaths, slow: u32) -> Result<Status> {
 /// Ends a running coordinator and waits until it has released its socket. Returns its process id.
 ///
 /// # Errors
-/// [`Error::Absent`] when none runs.
+/// [`crate::ErrorKind::Absent`] when none runs.
 pub fn stop(paths: &CoordinatorPaths) -> Result<u32> {
     let connection = Connection::open(paths, &ConnectOptions::find("coprep stop"))?;
     // The file is noted before the request: afterwards it may be gone, or belong to the next coordinator.
@@ -56,8 +54,9 @@ pub fn stop(paths: &CoordinatorPaths) -> Result<u32> {
         &no_interrupt(),
     ) {
         // The coordinator may hang up before its answer is read.
-        Ok(Reply::Stopping) | Err(Error::Disconnected(_)) => {}
+        Ok(Reply::Stopping) => {}
         Ok(other) => return unexpected(&other),
+        Err(e) if e.kind().is_lost() => {}
         Err(e) => return Err(e),
     }
     let interrupt_check = no_interrupt();
@@ -98,7 +97,7 @@ pub struct Description {
 /// Returns the length and classes of a source, and the output of its operators, if there are any.
 ///
 /// # Errors
-/// [`Error::Refused`] when the source cannot be read, and the errors of connecting.
+/// [`crate::ErrorKind::Refused`] when the source cannot be read, and the errors of connecting.
 pub fn describe(
     paths: &CoordinatorPaths,
     options: &ConnectOptions,
@@ -109,7 +108,7 @@ pub fn describe(
     loop {
         match try_describe(paths, options, &request) {
             // It was killed, or it ended because nobody needed it any more. Connecting again may start another one.
-            Err(e) if e.is_lost() && attempts < ATTEMPTS => attempts += 1,
+            Err(e) if e.kind().is_lost() && attempts < ATTEMPTS => attempts += 1,
             described => return described,
         }
     }
@@ -139,7 +138,7 @@ fn try_describe(
 /// Frees the caches that no job uses, or only that of one dataset. Returns the number of freed bytes.
 ///
 /// # Errors
-/// [`Error::Absent`] when no coordinator runs.
+/// [`crate::ErrorKind::Absent`] when no coordinator runs.
 pub fn drop_caches(paths: &CoordinatorPaths, dataset: Option<String>) -> Result<u64> {
     let connection = Connection::open(paths, &ConnectOptions::find("coprep drop"))?;
     match connection.ask(
@@ -157,7 +156,7 @@ pub fn drop_caches(paths: &CoordinatorPaths, dataset: Option<String>) -> Result<
 /// one. Returns the counts of its samples and bytes.
 ///
 /// # Errors
-/// [`Error::Refused`] when there is no such stream, or it has no cache; [`Error::Absent`] when no coordinator runs.
+/// [`crate::ErrorKind::Refused`] when there is no such stream, or it has no cache; [`crate::ErrorKind::Absent`] when no coordinator runs.
 pub fn keep_warm(paths: &CoordinatorPaths, stream: u64) -> Result<WarmProgress> {
     let connection = Connection::open(paths, &ConnectOptions::find("coprep warm"))?;
     let request = Request::KeepWarm { stream };
@@ -175,7 +174,7 @@ pub fn keep_warm(paths: &CoordinatorPaths, stream: u64) -> Result<WarmProgress> 
 /// Returns the pipeline of a stream, or `None` if the jobs' own code makes its samples.
 ///
 /// # Errors
-/// [`Error::Refused`] when there is no such stream, [`Error::Absent`] when there is no coordinator.
+/// [`crate::ErrorKind::Refused`] when there is no such stream, [`crate::ErrorKind::Absent`] when there is no coordinator.
 pub fn pipeline(paths: &CoordinatorPaths, stream: u64) -> Result<Option<PipelineSpec>> {
     let connection = Connection::open(paths, &ConnectOptions::find("coprep analyze"))?;
     let request = Request::Pipeline { stream };
@@ -193,7 +192,7 @@ pub fn pipeline(paths: &CoordinatorPaths, stream: u64) -> Result<Option<Pipeline
 /// Slows storage down for all later reads. Without a rate and a latency, storage is as fast as it is.
 ///
 /// # Errors
-/// [`Error::Absent`] when there is no coordinator.
+/// [`crate::ErrorKind::Absent`] when there is no coordinator.
 pub fn throttle(
     paths: &CoordinatorPaths,
     bytes_per_s: Option<u64>,
@@ -219,7 +218,7 @@ pub fn throttle(
 /// the calling process (Ctrl-C) ends the warm-up, and the samples cached so far stay.
 ///
 /// # Errors
-/// [`Error::Refused`], [`Error::Disconnected`] when the coordinator ends meanwhile.
+/// [`crate::ErrorKind::Refused`], [`crate::ErrorKind::Disconnected`] when the coordinator ends meanwhile.
 pub fn warm(
     paths: &CoordinatorPaths,
     request: Warm,
@@ -249,7 +248,7 @@ pub fn warm_with(
         match next_progress(&connection, &options.interrupt_check)? {
             Reply::Progress(so_far) => progress(&so_far),
             Reply::Warmed(done) => return Ok(done),
-            Reply::Refused(refusal) => return Err(Error::Refused(refusal)),
+            Reply::Refused(refusal) => return Err(refused(refusal)),
             other => return unexpected(&other),
         }
     }
@@ -320,6 +319,6 @@ mod tests {
     #[test]
     fn a_description_that_ends_every_coordinator_is_an_error_in_the_end() {
         let error = describe_with(ATTEMPTS, ATTEMPTS).unwrap_err();
-        assert!(error.is_lost(), "{error}");
+        assert!(error.kind().is_lost(), "{error}");
     }
 }

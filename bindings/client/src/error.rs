@@ -1,10 +1,11 @@
 //! Errors of the client.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
-use coprep_protocol::frame::FrameError;
-use coprep_protocol::message::{Refusal, SampleError};
+use coprep_protocol::frame;
+use coprep_protocol::message::{Refusal, RefusalKind, SampleError};
+use coprep_protocol::paths;
 
 /// Reason for which the owner of a wait ends it. See [`InterruptCheck`](crate::InterruptCheck).
 pub type Interrupt = Box<dyn std::error::Error + Send + Sync>;
@@ -12,110 +13,177 @@ pub type Interrupt = Box<dyn std::error::Error + Send + Sync>;
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error on the client's side.
-#[derive(Debug, thiserror::Error)]
+/// An error on the client's side. See [`coprep_error`].
+pub type Error = coprep_error::Error<ErrorKind>;
+
+/// The class of an [`Error`].
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Error {
+pub enum ErrorKind {
     /// No coordinator is running, and none was to be started.
-    #[error("no coordinator is running at {socket}: a job starts one, or run `coprep serve`")]
-    Absent {
-        /// Socket at which it was looked for.
-        socket: PathBuf,
-    },
+    Absent,
     /// A coordinator could not be started.
-    #[error("cannot start the coordinator: {0}")]
-    Start(String),
+    Start,
     /// The connection ended. A loader reconnects by itself.
-    #[error("the coordinator is gone: {0}")]
-    Disconnected(String),
+    Disconnected,
     /// The other side is not this version of coprep, or belongs to another user.
-    #[error("{0}")]
-    UntrustedPeer(String),
-    /// The coordinator refused a request.
-    #[error("{}", .0.message)]
-    Refused(Refusal),
+    UntrustedPeer,
+    /// The coordinator refused a request. The context is its message, with the remedy.
+    Refused(RefusalKind),
     /// A sample could not be prepared. The rest of its batch still comes.
-    #[error("{}", sample_failed(.0))]
     Sample(Box<SampleError>),
-    /// A wait lasted longer than the limit.
-    #[error("waited {:.1} s for {what}: {explanation}", .waited.as_secs_f64())]
-    Timeout {
-        /// Event that was awaited.
-        what: &'static str,
-        /// Time waited.
-        waited: Duration,
-        /// Explanation of the coordinator, which names the awaited party.
-        explanation: String,
-    },
+    /// A wait lasted longer than the limit. The source is an explanation that names the awaited party.
+    Timeout,
     /// The object was used in a child of the process that made it.
-    #[error(
-        "this loader belongs to process {owner}, which forked this one: make a new loader after the fork"
-    )]
-    Forked {
-        /// Process that made it.
-        owner: u32,
-    },
+    Forked,
     /// The loader was used after it was closed.
-    #[error("the loader is closed")]
     Closed,
-    /// The owner's interrupt check ended the wait.
-    #[error("interrupted: {0}")]
-    Interrupted(Interrupt),
+    /// The owner's interrupt check ended the wait. The source is its reason.
+    Interrupted,
     /// Shared memory could not be mapped, or its contents are malformed.
-    #[error(transparent)]
-    Memory(#[from] coprep_shared_memory::Error),
+    Memory(coprep_shared_memory::ErrorKind),
     /// The coordinator sent a message that violates the protocol.
-    #[error(
-        "the coordinator violates the protocol: {0}. This is a defect of coprep, please report it; `coprep stop` ends the \
-         coordinator, and jobs start a new one"
-    )]
-    ProtocolViolation(String),
+    ProtocolViolation,
     /// An argument is wrong.
-    #[error("{0}")]
-    Invalid(String),
+    Invalid,
 }
 
-fn sample_failed(error: &SampleError) -> String {
+impl ErrorKind {
+    /// Returns `true` if reconnecting may help.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        *self == ErrorKind::Disconnected
+    }
+}
+
+impl From<coprep_shared_memory::ErrorKind> for ErrorKind {
+    fn from(kind: coprep_shared_memory::ErrorKind) -> Self {
+        ErrorKind::Memory(kind)
+    }
+}
+
+impl From<frame::ErrorKind> for ErrorKind {
+    fn from(kind: frame::ErrorKind) -> Self {
+        match kind {
+            frame::ErrorKind::Closed | frame::ErrorKind::Io(_) => ErrorKind::Disconnected,
+            frame::ErrorKind::TooLong => ErrorKind::Invalid,
+            _ => ErrorKind::UntrustedPeer,
+        }
+    }
+}
+
+impl From<paths::ErrorKind> for ErrorKind {
+    fn from(_: paths::ErrorKind) -> Self {
+        ErrorKind::Start
+    }
+}
+
+/// What users are told of a coordinator that could not be started.
+const NOT_STARTED: &str = "cannot start the coordinator";
+/// What users are told of every lost connection.
+const GONE: &str = "the coordinator is gone";
+
+pub(crate) fn absent(socket: &Path) -> Error {
+    Error::new(
+        ErrorKind::Absent,
+        format!("no coordinator is running at {}", socket.display()),
+    )
+    .with_remedy("a job starts one, or run `coprep serve`")
+}
+
+pub(crate) fn not_started(why: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Start, NOT_STARTED).because(why.into())
+}
+
+/// Returns the error of a coordinator that is not started because a file or folder of it cannot be used.
+pub(crate) fn no_place(error: paths::Error) -> Error {
+    Error::from_lower(error).within(NOT_STARTED)
+}
+
+pub(crate) fn disconnected(why: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Disconnected, GONE).because(why.into())
+}
+
+/// Converts the error of a message that could not be sent or received.
+pub(crate) fn from_frame(error: frame::Error) -> Error {
+    let error = Error::from_lower(error);
+    if error.kind().is_lost() {
+        error.within(GONE)
+    } else {
+        error
+    }
+}
+
+/// Returns the error of a request that the coordinator refused.
+pub(crate) fn refused(refusal: Refusal) -> Error {
+    match refusal.sample {
+        Some(sample) => sample_failed(*sample),
+        None => Error::new(ErrorKind::Refused(refusal.kind), refusal.message),
+    }
+}
+
+pub(crate) fn sample_failed(error: SampleError) -> Error {
     let SampleError {
         id,
         path,
         stage,
-        message,
         worker,
         ..
-    } = error;
-    match worker.as_str() {
-        "" => format!("sample {id} ({path}) failed in stage {stage}: {message}"),
-        worker => format!("sample {id} failed in {stage}, in worker {worker}: {message}"),
+    } = &error;
+    let what = match worker.as_str() {
+        "" => format!("sample {id} ({path}) failed in stage {stage}"),
+        worker => format!("sample {id} failed in {stage}, in worker {worker}"),
+    };
+    let why = error.message.clone();
+    Error::new(ErrorKind::Sample(Box::new(error)), what).because(why)
+}
+
+/// Returns the error of a wait that was too long. `explanation` names the awaited party.
+pub(crate) fn timed_out(what: &str, waited: Duration, explanation: String) -> Error {
+    let seconds = waited.as_secs_f64();
+    Error::new(
+        ErrorKind::Timeout,
+        format!("waited {seconds:.1} s for {what}"),
+    )
+    .because(explanation)
+}
+
+/// Replaces the explanation of a timeout by `explanation`, if there is one. Other errors stay as they are.
+pub(crate) fn explained(error: Error, explanation: Option<String>) -> Error {
+    match explanation {
+        Some(explanation) if *error.kind() == ErrorKind::Timeout => error.because(explanation),
+        _ => error,
     }
 }
 
-impl Error {
-    /// Replaces the explanation of a timeout by `explanation`, if there is one. Other errors stay as they are.
-    pub(crate) fn explained(self, explanation: Option<String>) -> Self {
-        match (self, explanation) {
-            (Error::Timeout { what, waited, .. }, Some(explanation)) => Error::Timeout {
-                what,
-                waited,
-                explanation,
-            },
-            (error, _) => error,
-        }
-    }
-
-    /// Returns `true` if reconnecting may help.
-    #[must_use]
-    pub fn is_lost(&self) -> bool {
-        matches!(self, Error::Disconnected(_))
-    }
+/// Returns the error of an object of process `owner` that a child of it uses.
+pub(crate) fn forked(owner: u32) -> Error {
+    Error::new(
+        ErrorKind::Forked,
+        format!("this loader belongs to process {owner}, which forked this one"),
+    )
+    .with_remedy("make a new loader after the fork")
 }
 
-impl From<FrameError> for Error {
-    fn from(e: FrameError) -> Self {
-        match e {
-            FrameError::Closed | FrameError::Io(_) => Error::Disconnected(e.to_string()),
-            FrameError::TooLong(_) => Error::Invalid(e.to_string()),
-            other => Error::UntrustedPeer(other.to_string()),
-        }
-    }
+pub(crate) fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the loader is closed")
+}
+
+pub(crate) fn interrupted(why: Interrupt) -> Error {
+    Error::new(ErrorKind::Interrupted, "interrupted").because(why)
+}
+
+pub(crate) fn violation(what: impl Into<String>) -> Error {
+    Error::new(
+        ErrorKind::ProtocolViolation,
+        "the coordinator violates the protocol",
+    )
+    .because(what.into())
+    .with_remedy(
+        "this is a defect of coprep, please report it; `coprep stop` ends the coordinator, and jobs start a new one",
+    )
+}
+
+pub(crate) fn invalid(what: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Invalid, what)
 }

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use coprep_protocol::paths::{CoordinatorPaths, open_private};
+use coprep_protocol::paths::{self, CoordinatorPaths, open_private};
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use crate::connection::{ConnectOptions, Connection};
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result, absent, no_place, not_started};
 use crate::raw;
 use crate::timeout::Timeout;
 
@@ -34,23 +34,19 @@ impl Connection {
     /// Connects to the coordinator at `paths`, and starts one if there is none and `options` allow it.
     ///
     /// # Errors
-    /// [`Error::Absent`], [`Error::Start`], [`Error::UntrustedPeer`].
+    /// [`ErrorKind::Absent`], [`ErrorKind::Start`], [`ErrorKind::UntrustedPeer`].
     pub fn open(paths: &CoordinatorPaths, options: &ConnectOptions) -> Result<Self> {
         match Connection::find(paths, options)? {
             Some(connection) => Ok(connection),
             None if options.start => start(paths, options),
-            None => Err(Error::Absent {
-                socket: paths.socket.clone(),
-            }),
+            None => Err(absent(&paths.socket)),
         }
     }
 }
 
 /// Connects, and starts a coordinator if there is none.
 fn start(paths: &CoordinatorPaths, options: &ConnectOptions) -> Result<Connection> {
-    paths
-        .prepare()
-        .map_err(|e| failed(format!("its socket's folder: {e}")))?;
+    paths.prepare().map_err(no_place)?;
     let timeout = Timeout::new(START_TIMEOUT, &options.interrupt_check);
     let mut attempts = 0;
     loop {
@@ -60,7 +56,7 @@ fn start(paths: &CoordinatorPaths, options: &ConnectOptions) -> Result<Connectio
                 StartAttempt::Found(connection) => return Ok(connection),
                 StartAttempt::Retry => {}
                 StartAttempt::Killed(log) if attempts >= ATTEMPTS => {
-                    return Err(failed(format!(
+                    return Err(not_started(format!(
                         "it ended at once, without a word, in each of {ATTEMPTS} attempts: something kills it (is memory \
                          short?); {log}"
                     )));
@@ -71,7 +67,7 @@ fn start(paths: &CoordinatorPaths, options: &ConnectOptions) -> Result<Connectio
             return Ok(connection);
         }
         if timeout.is_over() {
-            return Err(failed(format!(
+            return Err(not_started(format!(
                 "somebody else has been starting or ending one at {} for {START_TIMEOUT:?}; its log: {}",
                 paths.socket.display(),
                 paths.log().display()
@@ -109,13 +105,9 @@ fn start_alone(
     match spawn(paths, options, timeout) {
         Ok(None) => Ok(find()?.unwrap_or(StartAttempt::Retry)),
         Ok(Some(log)) => Ok(StartAttempt::Killed(log)),
-        Err(Error::Start(_)) if is_locked(paths) => Ok(StartAttempt::Retry),
+        Err(e) if *e.kind() == ErrorKind::Start && is_locked(paths) => Ok(StartAttempt::Retry),
         Err(e) => Err(e),
     }
-}
-
-fn failed(why: impl Into<String>) -> Error {
-    Error::Start(why.into())
 }
 
 /// Returns `true` if a coordinator holds the lock, listening or not.
@@ -136,8 +128,8 @@ struct StartLock {
 impl StartLock {
     fn try_take(paths: &CoordinatorPaths) -> Result<Option<Self>> {
         let path = paths.start_lock();
-        let what = |e: std::io::Error| failed(format!("cannot lock {}: {e}", path.display()));
-        let file = open_private(&path).map_err(what)?;
+        let what = |e: std::io::Error| not_started(format!("cannot lock {}: {e}", path.display()));
+        let file = open_private(&path).map_err(no_place)?;
         let opened = id(&file.metadata().map_err(what)?);
         let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
             return Ok(None);
@@ -177,13 +169,13 @@ fn spawn(
     let program = find_program(options.program.as_deref())?;
     let log = Log::open(&paths.log())?;
     let (ready, theirs) = nix::unistd::pipe2(OFlag::O_CLOEXEC)
-        .map_err(|e| failed(format!("cannot make a pipe: {e}")))?;
+        .map_err(|e| not_started(format!("cannot make a pipe: {e}")))?;
     run(&program, paths, &log, theirs)?;
     match wait_for_reply(ready, timeout)? {
         StartupReply::Ready => Ok(None),
-        StartupReply::Failed(why) => Err(failed(why)),
+        StartupReply::Failed(why) => Err(not_started(why)),
         StartupReply::Closed => Ok(Some(log.quote())),
-        StartupReply::TimedOut => Err(failed(format!(
+        StartupReply::TimedOut => Err(not_started(format!(
             "it does not listen after {START_TIMEOUT:?}; {}",
             log.quote()
         ))),
@@ -191,7 +183,7 @@ fn spawn(
 }
 
 fn run(program: &Path, paths: &CoordinatorPaths, log: &Log, ready: OwnedFd) -> Result<()> {
-    let what = |e: std::io::Error| failed(format!("{}: {e}", program.display()));
+    let what = |e: std::io::Error| not_started(format!("{}: {e}", program.display()));
     // The coordinator runs in `/`, so the path must be absolute.
     let socket = std::path::absolute(&paths.socket).map_err(what)?;
     let mut command = Command::new(program);
@@ -221,9 +213,9 @@ fn find_program(named: Option<&Path>) -> Result<PathBuf> {
     {
         // A wrong setting is an error, because no other program than the one that the user named may start.
         return if program.is_file() {
-            std::path::absolute(&program).map_err(|e| failed(e.to_string()))
+            std::path::absolute(&program).map_err(|e| not_started(e.to_string()))
         } else {
-            Err(failed(format!(
+            Err(not_started(format!(
                 "COPREP_BIN names {}, which is no file",
                 program.display()
             )))
@@ -237,10 +229,8 @@ fn find_program(named: Option<&Path>) -> Result<PathBuf> {
             .filter(|p| p.file_name().is_some_and(|n| n == "coprep"))
     };
     named.or_else(itself).or_else(on_path).ok_or_else(|| {
-        failed(
-            "the program `coprep` is not found beside Python nor in PATH: install coprep into this \
-             environment, or name the program in COPREP_BIN",
-        )
+        not_started("the program `coprep` is not found beside Python nor in PATH")
+            .with_remedy("install coprep into this environment, or name the program in COPREP_BIN")
     })
 }
 
@@ -295,18 +285,16 @@ fn parse(line: &[u8]) -> StartupReply {
 struct Log {
     path: PathBuf,
     /// The file, or the reason why there is none: a full disk costs the log, not the job.
-    file: std::io::Result<File>,
+    file: paths::Result<File>,
     /// Length of the file before the coordinator started.
     start: u64,
 }
 
 impl Log {
     fn open(path: &Path) -> Result<Self> {
-        let what =
-            |e: std::io::Error| failed(format!("cannot write its log {}: {e}", path.display()));
         let file = match open_private(path) {
             // The path may be a trap that another user has set, which is not a shortage that the job may ignore.
-            Err(e) if e.kind() == std::io::ErrorKind::Other => return Err(what(e)),
+            Err(e) if *e.kind() == paths::ErrorKind::NotPrivate => return Err(no_place(e)),
             file => file,
         };
         let length = |file: &File| file.metadata().map_or(0, |metadata| metadata.len());
@@ -330,7 +318,7 @@ impl Log {
     fn quote(&self) -> String {
         let file = match &self.file {
             Ok(file) => file,
-            Err(e) => return format!("its log {} cannot be written: {e}", self.path.display()),
+            Err(e) => return format!("it has no log: {e}"),
         };
         let text = self.read(file).unwrap_or_default();
         match text.trim() {

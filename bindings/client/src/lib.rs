@@ -35,7 +35,7 @@
 //!
 //! # Fork
 //!
-//! A loader belongs to the process that made it. In a forked child every call fails with [`Error::Forked`], and
+//! A loader belongs to the process that made it. In a forked child every call fails with [`ErrorKind::Forked`], and
 //! dropping batches has no effect, so that the parent is not disturbed. The child does not keep the sockets, so that
 //! the coordinator sees when the parent ends. It keeps the mappings.
 #![deny(unsafe_code)]
@@ -55,7 +55,7 @@ mod timeout;
 
 pub use batch::{Array, Batch};
 pub use connection::Connection;
-pub use error::{Error, Interrupt, Result};
+pub use error::{Error, ErrorKind, Interrupt, Result};
 pub use loader::{Event, Loader};
 pub use notice::{Notice, no_notice};
 pub use preparation::Preparation;

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use coprep_protocol::message::Awaited;
 
-use crate::error::{Error, Interrupt, Result};
+use crate::error::{Interrupt, Result, interrupted};
 
 /// Time after which the user is notified of a wait for somebody else. Shorter waits are usual and need no attention.
 pub(crate) const NOTIFY_AFTER: Duration = Duration::from_secs(10);
 
-/// Callback that shows the user a message that is not an error. If it fails, the wait ends with [`Error::Interrupted`].
+/// Callback that shows the user a message that is not an error. If it fails, the wait ends with [`crate::ErrorKind::Interrupted`].
 pub type Notice = Arc<dyn Fn(&str) -> std::result::Result<(), Interrupt> + Send + Sync>;
 
 /// Returns a notice that does nothing.
@@ -73,8 +73,7 @@ impl<'a> Wait<'a> {
         self.is_notified = true;
         let text = self.explanation().unwrap_or_default();
         let (seconds, what) = (self.began.elapsed().as_secs(), self.what);
-        (self.notice)(&format!("waiting for {what} since {seconds} s: {text}"))
-            .map_err(Error::Interrupted)
+        (self.notice)(&format!("waiting for {what} since {seconds} s: {text}")).map_err(interrupted)
     }
 
     /// Returns who is awaited, for what, since when, and the remedy.

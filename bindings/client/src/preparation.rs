@@ -9,7 +9,7 @@ use coprep_shared_memory::lock::{lock, unpoisoned};
 
 use crate::attachment::Owner;
 use crate::connection::{ConnectOptions, Connection};
-use crate::error::{Error, Result};
+use crate::error::{Result, interrupted};
 use crate::timeout::{InterruptCheck, POLL_INTERVAL, Timeout};
 
 /// Longest wait of a loader for the connecting thread, which itself waits no longer than this for a coordinator.
@@ -99,7 +99,7 @@ impl Preparation {
         let mut state = self.shared.state();
         while matches!(*state, PreparationState::Connecting) && !timeout.is_over() {
             drop(state);
-            (timeout.interrupt_check())().map_err(Error::Interrupted)?;
+            (timeout.interrupt_check())().map_err(interrupted)?;
             state = self.shared.state();
             if matches!(*state, PreparationState::Connecting) {
                 let waited = self.shared.changed.wait_timeout(state, POLL_INTERVAL);

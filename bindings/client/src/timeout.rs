@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::error::{Error, Interrupt, Result};
+use crate::error::{Interrupt, Result, disconnected, interrupted};
 
 /// Longest time between two calls of an [`InterruptCheck`]. Ctrl-C in Python takes effect within it.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Callback that runs at least every [`POLL_INTERVAL`] of a wait. If it fails, the wait ends with
-/// [`Error::Interrupted`].
+/// [`crate::ErrorKind::Interrupted`].
 pub type InterruptCheck = Arc<dyn Fn() -> std::result::Result<(), Interrupt> + Send + Sync>;
 
 /// Returns a check that never interrupts.
@@ -58,7 +58,7 @@ impl<'a> Timeout<'a> {
     pub(crate) fn sleep(&self, time: Duration) -> Result<()> {
         let end = Instant::now() + time.min(self.left());
         loop {
-            (self.interrupt_check)().map_err(Error::Interrupted)?;
+            (self.interrupt_check)().map_err(interrupted)?;
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(());
@@ -70,7 +70,7 @@ impl<'a> Timeout<'a> {
     /// Waits until `fd` can be read or is at its end. Returns whether that happened within the limit.
     pub(crate) fn until_readable(&self, fd: BorrowedFd<'_>) -> Result<bool> {
         loop {
-            (self.interrupt_check)().map_err(Error::Interrupted)?;
+            (self.interrupt_check)().map_err(interrupted)?;
             let left = self.left();
             // The poll comes even if no time is left, so that a limit of zero still finds data that has come.
             if events(fd, PollFlags::POLLIN, left.min(POLL_INTERVAL))?.is_some() {
@@ -99,7 +99,7 @@ pub(crate) fn events(
             Err(Errno::EINTR) if time == PollTimeout::ZERO => {}
             Ok(0) | Err(Errno::EINTR) => return Ok(None),
             Ok(_) => return Ok(fds[0].revents()),
-            Err(e) => return Err(Error::Disconnected(format!("poll: {e}"))),
+            Err(e) => return Err(disconnected(format!("poll: {e}"))),
         }
     }
 }

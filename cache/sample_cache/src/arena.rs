@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard};
 use coprep_shared_memory::lock::lock;
 use coprep_shared_memory::mapping::Mapping;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::index::{self, ENTRY, EntryLocation, IndexEntry};
 use crate::layout::{SegmentLayout, WHAT};
 use crate::named;
@@ -44,7 +44,8 @@ impl SegmentMemory {
 
     /// Reserves, maps and seals memory that no other process ever sees.
     pub(crate) fn anonymous(shape: &SegmentLayout) -> Result<Self> {
-        let mapping = Mapping::sealed(WHAT, "coprep-cache", shape.bytes)?;
+        let mapping =
+            Mapping::sealed(WHAT, "coprep-cache", shape.bytes).map_err(Error::from_lower)?;
         Ok(SegmentMemory::Anonymous(mapping))
     }
 }

@@ -2,7 +2,7 @@
 
 use coprep_shared_memory::mapping::page_size;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::index::{self, ENTRY};
 use crate::table::PLACES;
 
@@ -52,10 +52,8 @@ impl SegmentLayout {
                     bytes,
                 })
             }
-            _ => Err(Error::invalid(
-                WHAT,
-                format!("{capacity} bytes are more than the address space"),
-            )),
+            _ => Err(Error::new(ErrorKind::Invalid, WHAT)
+                .because(format!("{capacity} bytes are more than the address space"))),
         }
     }
 

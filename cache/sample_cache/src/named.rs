@@ -50,6 +50,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(5);
 /// Number of tries to open a segment. A try fails if another process creates or removes a segment of this name
 /// meanwhile.
 const OPEN_TRIES: u32 = 8;
+/// The remedy for a segment that this coordinator may not use.
+const REMOVE_IT: &str = "remove it, or choose another name";
 
 /// A mapped segment, locked for this process.
 pub(crate) struct Segment {
@@ -123,7 +125,7 @@ pub(crate) fn open(name: &str, shape: SegmentLayout, fingerprint: u128) -> Resul
             });
         }
     }
-    Err(place.error(ErrorKind::InUse))
+    Err(place.in_use())
 }
 
 impl SegmentLayout {
@@ -148,7 +150,8 @@ fn header(shape: &SegmentLayout, fingerprint: u128) -> SegmentHeader {
 /// # Errors
 /// If `/dev/shm` cannot be read.
 pub fn list_named() -> Result<Vec<NamedSegment>> {
-    let failed = |e| Error::os(format!("cannot list {FOLDER}"), e);
+    let failed =
+        |e: std::io::Error| Error::new(ErrorKind::Os, format!("cannot list {FOLDER}")).because(e);
     let mut segments = Vec::new();
     for file in fs::read_dir(FOLDER).map_err(failed)? {
         let file = file.map_err(failed)?.file_name();
@@ -204,7 +207,9 @@ impl SegmentPath {
     fn new(name: &str) -> Result<Self> {
         if !is_name(name, LONGEST) {
             let why = format!("1 to {LONGEST} letters, digits, '.', '_' and '-' make a name");
-            return Err(Error::invalid(format!("cache name {name:?}"), why));
+            return Err(
+                Error::new(ErrorKind::Invalid, format!("cache name {name:?}")).because(why),
+            );
         }
         Ok(SegmentPath {
             name: name.to_owned(),
@@ -218,13 +223,31 @@ impl SegmentPath {
 
     fn error(&self, kind: ErrorKind) -> Error {
         Error::new(
-            format!("cache segment {:?} ({})", self.name, self.path().display()),
             kind,
+            format!("cache segment {:?} ({})", self.name, self.path().display()),
         )
     }
 
     fn os(&self, error: std::io::Error) -> Error {
-        self.error(ErrorKind::Os(error))
+        self.error(ErrorKind::Os).because(error)
+    }
+
+    fn in_use(&self) -> Error {
+        self.error(ErrorKind::InUse)
+            .because("in use by another coordinator")
+            .with_remedy("stop that one, or choose another name")
+    }
+
+    fn other_data(&self) -> Error {
+        self.error(ErrorKind::OtherData)
+            .because("it holds samples of another dataset")
+            .with_remedy(REMOVE_IT)
+    }
+
+    fn not_ours(&self, why: impl Into<String>) -> Error {
+        self.error(ErrorKind::NotOurs)
+            .because(why.into())
+            .with_remedy(REMOVE_IT)
     }
 
     /// Opens the file, if it exists and belongs to this user.
@@ -250,18 +273,12 @@ impl SegmentPath {
     fn check_owner(&self, file: File) -> Result<File> {
         let found = file.metadata().map_err(|e| self.os(e))?;
         if found.uid() != nix::unistd::geteuid().as_raw() {
-            return Err(self.not_ours(&format!("it belongs to user {}", found.uid())));
+            return Err(self.not_ours(format!("it belongs to user {}", found.uid())));
         }
         if !found.is_file() || found.mode() & 0o077 != 0 {
             return Err(self.not_ours("it is not a file that only its owner may use"));
         }
         Ok(file)
-    }
-
-    fn not_ours(&self, why: &str) -> Error {
-        self.error(ErrorKind::NotOurs(format!(
-            "{why}: remove it, or choose another name"
-        )))
     }
 
     /// Opens and locks the file, if it exists.
@@ -283,7 +300,7 @@ impl SegmentPath {
                 Err(TryLockError::Error(e)) => return Err(self.os(e)),
             }
         }
-        Err(self.error(ErrorKind::InUse))
+        Err(self.in_use())
     }
 
     /// Returns true if the name of the segment is the name of this file.
@@ -317,7 +334,7 @@ impl SegmentPath {
             return Ok(None);
         };
         if (found.fingerprint, found.samples) != (wanted.fingerprint, wanted.samples) {
-            return Err(self.error(ErrorKind::OtherData));
+            return Err(self.other_data());
         }
         // The header is not trusted: a layout is computed from two of its numbers, and the others must agree with it.
         let size = file.metadata().map_err(|e| self.os(e))?.len();
@@ -401,7 +418,7 @@ impl SegmentPath {
         if reserved >= shape.bytes as u64 {
             Ok(())
         } else {
-            Ok(memory::reserve(WHAT, file, 0..shape.bytes as u64)?)
+            memory::reserve(WHAT, file, 0..shape.bytes as u64).map_err(Error::from_lower)
         }
     }
 
@@ -409,18 +426,18 @@ impl SegmentPath {
         let found = nix::sys::statvfs::statvfs(FOLDER).map_err(|e| self.os(e.into()))?;
         let had = found.blocks_available() * found.fragment_size();
         if wanted <= had {
-            return Ok(memory::check(WHAT, wanted)?);
+            return memory::check(WHAT, wanted).map_err(Error::from_lower);
         }
-        let remedy = "enlarge /dev/shm (containers: --shm-size), or leave the cache without a name: \
-                      then its size does not matter";
-        Err(memory::shortage(
+        let short = memory::shortage(
             &format!("cache segment {:?}", self.name),
             wanted,
             had,
-            format!("free space in {FOLDER}"),
-            remedy.into(),
-        )
-        .into())
+            &format!("free space in {FOLDER}"),
+        );
+        Err(Error::from_lower(short).with_remedy(
+            "enlarge /dev/shm (containers: --shm-size), or leave the cache without a name: then its size does not \
+             matter",
+        ))
     }
 
     fn crate_error(&self, error: &ShmemError) -> Error {

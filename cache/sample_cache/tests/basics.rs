@@ -99,6 +99,6 @@ fn lru_lets_go_of_what_was_used_longest_ago() {
 #[test]
 fn more_than_there_is_memory_is_an_error() {
     let error = NoEviction::anonymous(1 << 50, 100).err().unwrap();
-    assert!(error.is_shortage(), "{error}");
+    assert!(error.kind().is_shortage(), "{error}");
     assert!(NoEviction::anonymous(u64::MAX, u32::MAX).is_err());
 }

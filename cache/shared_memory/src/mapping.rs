@@ -23,7 +23,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use nix::sys::stat::{Mode, fchmod, fstat};
 use nix::unistd::ftruncate;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, misbehaved, os};
 use crate::memory;
 
 /// Returns the bytes of a page.
@@ -75,8 +75,7 @@ pub(crate) fn huge_memory_file(
 ) -> Result<(OwnedFd, Mapping)> {
     memory::check(what, bytes as u64)?;
     let file = empty_file(what, name)?;
-    ftruncate(&file, end as i64)
-        .map_err(|e| Error::os(format!("cannot create memory for {what}"), e))?;
+    ftruncate(&file, end as i64).map_err(|e| os(format!("cannot create memory for {what}"), e))?;
     let mapping = Mapping::writable(what, &file, end)?;
     reserve_part(what, &file, &mapping, 0..bytes)?;
     mapping.populate_for_writing(0..bytes);
@@ -100,7 +99,7 @@ pub(crate) fn reserve_part(
 }
 
 fn empty_file(what: &str, name: &str) -> Result<OwnedFd> {
-    let failed = |e: Errno| Error::os(format!("cannot create memory for {what}"), e);
+    let failed = |e: Errno| os(format!("cannot create memory for {what}"), e);
     let file = create(name).map_err(failed)?;
     // Owner only: if the descriptor leaks to another user, that user cannot reopen the file.
     fchmod(&file, Mode::S_IRUSR | Mode::S_IWUSR).map_err(failed)?;
@@ -118,7 +117,7 @@ fn create(name: &str) -> nix::Result<OwnedFd> {
 pub(crate) fn seal(what: &str, file: impl AsFd, seals: SealFlag) -> Result<()> {
     fcntl(file, FcntlArg::F_ADD_SEALS(seals))
         .map(drop)
-        .map_err(|e| Error::os(format!("cannot seal {what}"), e))
+        .map_err(|e| os(format!("cannot seal {what}"), e))
 }
 
 /// Fails unless the file is a memory file of at least `bytes` bytes that nobody can shrink. Otherwise a read of its
@@ -127,7 +126,7 @@ pub(crate) fn check_file(what: &str, file: impl AsFd, bytes: usize) -> Result<()
     // The call fails for a file that cannot be sealed, which therefore counts as unsealed.
     let seals = fcntl(&file, FcntlArg::F_GET_SEALS).unwrap_or(0);
     if !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_SHRINK) {
-        return Err(Error::misbehaved(
+        return Err(misbehaved(
             what,
             "the descriptor is not a sealed memory file",
         ));
@@ -136,7 +135,7 @@ pub(crate) fn check_file(what: &str, file: impl AsFd, bytes: usize) -> Result<()
     if size >= bytes as u64 {
         Ok(())
     } else {
-        Err(Error::misbehaved(
+        Err(misbehaved(
             what,
             format!("{bytes} bytes announced, {size} bytes found"),
         ))
@@ -144,13 +143,13 @@ pub(crate) fn check_file(what: &str, file: impl AsFd, bytes: usize) -> Result<()
 }
 
 pub(crate) fn size_of_file(what: &str, file: impl AsFd) -> Result<u64> {
-    let stat = fstat(file).map_err(|e| Error::os(what, e))?;
+    let stat = fstat(file).map_err(|e| os(what, e))?;
     Ok(stat.st_size.max(0) as u64)
 }
 
 /// Returns the bytes of memory that the file occupies, which may be fewer than its size.
 pub(crate) fn reserved_of_file(what: &str, file: impl AsFd) -> Result<u64> {
-    let stat = fstat(file).map_err(|e| Error::os(what, e))?;
+    let stat = fstat(file).map_err(|e| os(what, e))?;
     Ok(stat.st_blocks.max(0) as u64 * 512)
 }
 
@@ -159,8 +158,7 @@ pub(crate) fn reopen_read_only(what: &str, file: BorrowedFd<'_>) -> Result<Owned
     // `dup` would keep the right to write. Only a new opening of the file can give it up.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-    open(path.as_str(), flags, Mode::empty())
-        .map_err(|e| Error::os(format!("cannot reopen {what}"), e))
+    open(path.as_str(), flags, Mode::empty()).map_err(|e| os(format!("cannot reopen {what}"), e))
 }
 
 /// Bytes of a huge page of the smaller kind, on x86-64 and on Arm with pages of 4 KiB. It is only a hint: if it is
@@ -250,7 +248,7 @@ impl Mapping {
         raw.map(|raw| Mapping {
             raw: Raw::Anywhere(raw),
         })
-        .map_err(|e| Error::os(format!("cannot map {what}"), e))
+        .map_err(|e| os(format!("cannot map {what}"), e))
     }
 
     fn aligned(what: &str, file: impl AsFd, part: Range<usize>, flags: MapFlags) -> Result<Self> {
@@ -258,7 +256,7 @@ impl Mapping {
             .map(|raw| Mapping {
                 raw: Raw::HugeAligned(raw),
             })
-            .map_err(|e| Error::os(format!("cannot map {what}"), e))
+            .map_err(|e| os(format!("cannot map {what}"), e))
     }
 
     /// Returns the address of the first byte. It is valid while the mapping lives.
@@ -462,10 +460,7 @@ impl<H: SharedPlain, E: SharedPlain> Region<H, E> {
                 count,
                 types: std::marker::PhantomData,
             }),
-            _ => Err(Error::misbehaved(
-                what,
-                format!("too small for {count} items"),
-            )),
+            _ => Err(misbehaved(what, format!("too small for {count} items"))),
         }
     }
 

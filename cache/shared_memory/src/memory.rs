@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, os};
 
 /// Bytes reserved in one step. The limits are checked before each step.
 const STEP: u64 = 256 << 20;
@@ -194,27 +194,36 @@ pub fn check(what: &str, wanted: u64) -> Result<()> {
     if wanted <= had {
         return Ok(());
     }
-    let remedy = "ask for less, or end what uses the memory".into();
-    Err(shortage(what, wanted, had, limit.name, remedy))
+    Err(shortage(what, wanted, had, &limit.name)
+        .with_remedy("ask for less, or end what uses the memory"))
 }
 
-/// Returns the error that `wanted` bytes were requested of `what` and only `had` are available. The error also names the
-/// limit that was reached and advises the user.
+/// Returns the error that `wanted` bytes were requested of `what` and only `had` are available, for a `limit` that it
+/// names in words. The caller knows the remedy.
 #[must_use]
-pub fn shortage(
-    what: &str,
-    wanted: u64,
-    had: u64,
-    source_of_limit: String,
-    remedy: String,
-) -> Error {
-    let kind = ErrorKind::Shortage {
-        wanted,
-        had,
-        source_of_limit,
-        remedy,
-    };
-    Error::new(format!("cannot reserve memory for {what}"), kind)
+pub fn shortage(what: &str, wanted: u64, had: u64, limit: &str) -> Error {
+    let why = format!(
+        "{} wanted, {} to be had ({limit})",
+        sizes(wanted),
+        sizes(had)
+    );
+    Error::new(ErrorKind::Shortage, cannot_reserve(what)).because(why)
+}
+
+fn cannot_reserve(what: &str) -> String {
+    format!("cannot reserve memory for {what}")
+}
+
+/// Formats a size for a person, such as `2.9 GiB`.
+fn sizes(bytes: u64) -> String {
+    let unit = (bytes.max(1).ilog2() / 10).min(4) as usize;
+    match unit {
+        0 => format!("{bytes} bytes"),
+        _ => {
+            let name = ["", "KiB", "MiB", "GiB", "TiB"][unit];
+            format!("{:.1} {name}", bytes as f64 / (1u64 << (10 * unit)) as f64)
+        }
+    }
 }
 
 /// Reserves a part of a memory file. `what` names the memory in the error.
@@ -255,16 +264,10 @@ fn reserve_step(file: std::os::fd::BorrowedFd<'_>, from: u64, len: u64) -> nix::
 fn refused(what: &str, wanted: u64, had: u64, error: Errno) -> Error {
     match error {
         Errno::ENOSPC | Errno::ENOMEM => {
-            let remedy = "ask for less, or enlarge the file system".into();
-            shortage(
-                what,
-                wanted,
-                had,
-                "the file system of the memory file".into(),
-                remedy,
-            )
+            shortage(what, wanted, had, "the file system of the memory file")
+                .with_remedy("ask for less, or enlarge the file system")
         }
-        error => Error::os(format!("cannot reserve memory for {what}"), error),
+        error => os(cannot_reserve(what), error),
     }
 }
 
@@ -293,7 +296,7 @@ mod tests {
     #[test]
     fn more_than_there_is_is_one_error_with_all_three_numbers() {
         let error = check("a test", u64::MAX).unwrap_err();
-        assert!(error.is_shortage());
+        assert!(error.kind().is_shortage());
         let text = error.to_string();
         assert!(
             text.contains("a test")

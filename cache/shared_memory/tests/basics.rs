@@ -428,5 +428,5 @@ fn an_item_outside_the_staging_area_is_refused() {
 fn more_than_there_is_memory_is_an_error() {
     let huge = Layout::new(&[1 << 40], 64, 64).unwrap();
     let error = StagingPool::create(huge).err().unwrap();
-    assert!(error.is_shortage(), "{error}");
+    assert!(error.kind().is_shortage(), "{error}");
 }

@@ -19,7 +19,7 @@ use image::metadata::Orientation;
 use image::{ColorType, ImageDecoder, Limits};
 
 use crate::crop::{ImageSize, Rect, decode_region, reduction};
-use crate::error::Error;
+use crate::error::{self, Error};
 use crate::header::{self, ImageFormat, ImageHeader};
 use crate::jpeg::{Colours, JpegDecoder, JpegHeader};
 
@@ -110,7 +110,7 @@ impl Codec {
     ) -> Result<(), Error> {
         let size = header.size();
         if out.len() != size.bytes() {
-            return Err(Error::wrong_length("decoded form", size.bytes(), out.len()));
+            return Err(error::wrong_length("decoded form", size.bytes(), out.len()));
         }
         // Turning copies every pixel, so the decoder cannot write into `out` directly.
         if header.orientation != Orientation::NoTransforms {
@@ -184,7 +184,7 @@ struct OpenJpeg {
 
 fn open_jpeg(bytes: &[u8], header: &ImageHeader) -> Result<OpenJpeg, Error> {
     if !header::has_end(bytes, header.scan) {
-        return Err(Error::damaged(
+        return Err(error::damaged(
             "the JPEG is cut short (it has no end-of-image marker)",
         ));
     }
@@ -192,7 +192,7 @@ fn open_jpeg(bytes: &[u8], header: &ImageHeader) -> Result<OpenJpeg, Error> {
     let own = decoder.read_header(bytes)?;
     // Buffers are sized by our own reading of the header, so the decoder must not find another size.
     if own.size != header.stored {
-        return Err(Error::damaged(
+        return Err(error::damaged(
             "the JPEG has several headers that contradict each other",
         ));
     }
@@ -256,7 +256,7 @@ fn decode_other(
             raw,
             out,
         ),
-        _ if !header::is_whole_webp(bytes) => Err(Error::damaged("the WebP is cut short")),
+        _ if !header::is_whole_webp(bytes) => Err(error::damaged("the WebP is cut short")),
         _ => decode_with(WebPDecoder::new(Cursor::new(bytes)), header, raw, out),
     }
 }
@@ -283,7 +283,7 @@ fn decode_with<D: ImageDecoder>(
     let decoder = decoder.map_err(broken)?;
     // The buffers were sized by our own reading of the header, so the decoder must agree with it.
     if decoder.dimensions() != (header.stored.width, header.stored.height) {
-        return Err(Error::damaged(
+        return Err(error::damaged(
             "the image has several headers that contradict each other",
         ));
     }
@@ -301,8 +301,8 @@ fn decode_with<D: ImageDecoder>(
 /// Converts an error of the `image` crate.
 fn broken(error: image::ImageError) -> Error {
     match error {
-        image::ImageError::Unsupported(e) => Error::unsupported(e),
-        e => Error::damaged(e),
+        image::ImageError::Unsupported(e) => error::unsupported(e),
+        e => error::damaged(e),
     }
 }
 
@@ -322,7 +322,7 @@ fn to_rgb(colours: ColorType, raw: &[u8], out: &mut [u8]) -> Result<(), Error> {
             });
         }
         other => {
-            return Err(Error::unsupported(format!(
+            return Err(error::unsupported(format!(
                 "an image with colours of type {other:?}"
             )));
         }

@@ -2,19 +2,12 @@
 
 use std::fmt::Display;
 
-/// A failure of a source, a pipeline's compilation, or a single sample.
+/// A failure of a source, a pipeline's compilation, or a single sample. See [`coprep_error`].
 ///
-/// The message states the problem and the remedy. The caller adds the sample's id and path, which this crate does not
-/// know.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-pub struct Error {
-    kind: ErrorKind,
-    message: String,
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
-}
+/// The caller adds the sample's id and path, which this crate does not know.
+pub type Error = coprep_error::Error<ErrorKind>;
 
-/// Class of an [`Error`].
+/// The class of an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -38,92 +31,61 @@ pub enum ErrorKind {
     WrongLength,
 }
 
-impl Error {
-    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Error {
-            kind,
-            message: message.into(),
-            source: None,
-        }
-    }
-
-    pub(crate) fn caused(
-        kind: ErrorKind,
-        message: impl Display,
-        source: impl std::error::Error + Send + Sync + 'static,
-    ) -> Self {
-        Error {
-            kind,
-            message: format!("{message}: {source}"),
-            source: Some(Box::new(source)),
-        }
-    }
-
-    /// Appends the remedy for a sample whose file cannot be read.
-    pub(crate) fn of_sample(mut self) -> Self {
-        self.message
-            .push_str("; restore the file, or use on_error=\"skip\" to leave such samples out");
-        self
-    }
-
-    pub(crate) fn io(what: impl Display, source: std::io::Error) -> Self {
-        let kind = match source.kind() {
-            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
-            _ => ErrorKind::Read,
-        };
-        Error::caused(kind, what, source)
-    }
-
-    pub(crate) fn damaged(what: impl Display) -> Self {
-        Error::new(
-            ErrorKind::Damaged,
-            format!("{what}; replace the file, or use on_error=\"skip\" to leave such samples out"),
-        )
-    }
-
-    pub(crate) fn not_an_image(what: impl Display) -> Self {
-        Error::new(
-            ErrorKind::NotAnImage,
-            format!(
-                "{what}; JPEG, PNG and WebP are decoded: convert or remove the file, or use \
-                 on_error=\"skip\" to leave such samples out"
-            ),
-        )
-    }
-
-    pub(crate) fn unsupported(what: impl Display) -> Self {
-        Error::new(
-            ErrorKind::Unsupported,
-            format!("{what}; convert the file, or use on_error=\"skip\" to leave such samples out"),
-        )
-    }
-
-    pub(crate) fn too_large(what: impl Display, max_pixels: u64) -> Self {
-        Error::new(
-            ErrorKind::TooLarge,
-            format!(
-                "{what} is more than max_pixels = {max_pixels}; raise max_pixels in decode() if the \
-                 file can be trusted, or use on_error=\"skip\" to leave such samples out"
-            ),
-        )
-    }
-
-    pub(crate) fn wrong_length(what: &str, wanted: usize, found: usize) -> Self {
-        Error::new(
-            ErrorKind::WrongLength,
-            format!("{what}: {wanted} bytes are needed, {found} were given"),
-        )
-    }
-
-    /// Returns the class of the failure.
-    #[must_use]
-    pub fn kind(&self) -> ErrorKind {
-        self.kind
-    }
-
+impl ErrorKind {
     /// Returns `true` if a file or folder is missing.
     #[must_use]
-    pub fn is_not_found(&self) -> bool {
-        self.kind == ErrorKind::NotFound
+    pub fn is_not_found(self) -> bool {
+        self == ErrorKind::NotFound
     }
+}
+
+/// Returns the error of a file or folder that cannot be read.
+pub(crate) fn io(context: impl Into<String>, source: std::io::Error) -> Error {
+    let kind = match source.kind() {
+        std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+        _ => ErrorKind::Read,
+    };
+    Error::new(kind, context).because(source)
+}
+
+/// Adds the remedy for a sample whose file cannot be read.
+pub(crate) fn of_sample(error: Error) -> Error {
+    skippable(error, "restore the file")
+}
+
+pub(crate) fn damaged(what: impl Display) -> Error {
+    let error = Error::new(ErrorKind::Damaged, what.to_string());
+    skippable(error, "replace the file")
+}
+
+pub(crate) fn not_an_image(what: impl Into<String>) -> Error {
+    skippable(
+        Error::new(ErrorKind::NotAnImage, what),
+        "JPEG, PNG and WebP are decoded: convert or remove the file",
+    )
+}
+
+pub(crate) fn unsupported(what: impl Display) -> Error {
+    let error = Error::new(ErrorKind::Unsupported, what.to_string());
+    skippable(error, "convert the file")
+}
+
+pub(crate) fn too_large(what: impl Display, max_pixels: u64) -> Error {
+    let what = format!("{what} is more than max_pixels = {max_pixels}");
+    skippable(
+        Error::new(ErrorKind::TooLarge, what),
+        "raise max_pixels in decode() if the file can be trusted",
+    )
+}
+
+/// Adds a remedy, and the one that helps against every sample that cannot be prepared.
+fn skippable(error: Error, remedy: &str) -> Error {
+    error.with_remedy(format!(
+        "{remedy}, or use on_error=\"skip\" to leave such samples out"
+    ))
+}
+
+pub(crate) fn wrong_length(what: &str, wanted: usize, found: usize) -> Error {
+    Error::new(ErrorKind::WrongLength, what)
+        .because(format!("{wanted} bytes are needed, {found} were given"))
 }

@@ -6,7 +6,7 @@
 use image::metadata::Orientation;
 
 use crate::crop::ImageSize;
-use crate::error::Error;
+use crate::error::{self, Error};
 
 /// An image format that can be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,13 +57,13 @@ pub(crate) fn read(bytes: &[u8], oriented: bool, max_pixels: u64) -> Result<Imag
     };
     let size = header.stored;
     if size.width == 0 || size.height == 0 {
-        return Err(Error::damaged(format!(
+        return Err(error::damaged(format!(
             "the image is {} x {} pixels",
             size.width, size.height
         )));
     }
     if size.pixels() > max_pixels {
-        return Err(Error::too_large(
+        return Err(error::too_large(
             format!("an image of {} x {} pixels", size.width, size.height),
             max_pixels,
         ));
@@ -85,7 +85,7 @@ fn plain(format: ImageFormat, stored: ImageSize) -> ImageHeader {
 
 fn format(bytes: &[u8]) -> Result<ImageFormat, Error> {
     match bytes {
-        [] => Err(Error::not_an_image("the file is empty")),
+        [] => Err(error::not_an_image("the file is empty")),
         [0xff, 0xd8, 0xff, ..] => Ok(ImageFormat::Jpeg),
         [0x89, b'P', b'N', b'G', 0x0d, 0x0a, 0x1a, 0x0a, ..] => Ok(ImageFormat::Png),
         [
@@ -103,7 +103,7 @@ fn format(bytes: &[u8]) -> Result<ImageFormat, Error> {
             b'P',
             ..,
         ] => Ok(ImageFormat::WebP),
-        _ => Err(Error::not_an_image(format!(
+        _ => Err(error::not_an_image(format!(
             "not a known image format (the file starts with {})",
             start(bytes)
         ))),
@@ -120,7 +120,7 @@ fn start(bytes: &[u8]) -> String {
 }
 
 fn cut(format: &str) -> Error {
-    Error::damaged(format!("the {format} header is cut short or broken"))
+    error::damaged(format!("the {format} header is cut short or broken"))
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {

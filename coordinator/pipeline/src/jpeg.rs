@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 use turbojpeg::raw;
 
 use crate::crop::{ImageSize, Rect};
-use crate::error::Error;
+use crate::error::{self, Error};
 
 /// Most scans of a progressive file. A file with more is taken for a decompression bomb (libjpeg-turbo's own advice for
 /// untrusted files).
@@ -73,7 +73,7 @@ impl JpegDecoder {
         // SAFETY: takes a number and gives a new handle or null.
         let handle = unsafe { raw::tj3Init(raw::TJINIT_TJINIT_DECOMPRESS as c_int) };
         let handle = NonNull::new(handle)
-            .ok_or_else(|| Error::unsupported("the JPEG decoder did not start"))?;
+            .ok_or_else(|| error::unsupported("the JPEG decoder did not start"))?;
         let decoder = JpegDecoder { handle };
         decoder.set(raw::TJPARAM_TJPARAM_SCANLIMIT, MAX_SCANS)?;
         Ok(decoder)
@@ -118,11 +118,11 @@ impl JpegDecoder {
         let pitch = region.size.width as usize * header.colours.bytes();
         let wanted = pitch * region.size.height as usize;
         if out.len() != wanted {
-            return Err(Error::wrong_length("decoded JPEG", wanted, out.len()));
+            return Err(error::wrong_length("decoded JPEG", wanted, out.len()));
         }
         let reduced = header.size.reduced(denominator);
         if region.right() > reduced.width || region.bottom() > reduced.height {
-            return Err(Error::damaged("the JPEG is smaller than its header says"));
+            return Err(error::damaged("the JPEG is smaller than its header says"));
         }
         let part = (region != reduced.whole()).then_some(region);
         self.limit(denominator, part)?;
@@ -225,7 +225,7 @@ fn judge(text: &str) -> Result<(), Error> {
     if HARMLESS.iter().any(|warning| text.starts_with(warning)) {
         return Ok(());
     }
-    Err(Error::damaged(format!(
+    Err(error::damaged(format!(
         "the JPEG cannot be decoded ({text})"
     )))
 }

@@ -12,7 +12,7 @@ use fast_image_resize::Resizer;
 
 use crate::codec::{Codec, View};
 use crate::crop::{self, DecodedShape, Freedom, ImageSize, Padding, Rect};
-use crate::error::{Error, ErrorKind};
+use crate::error::{self, Error, ErrorKind};
 use crate::header::{self, ImageFormat, ImageHeader};
 use crate::layout::{self, NormalizeTable};
 use crate::resize;
@@ -247,7 +247,7 @@ impl Pipeline {
         moves.clear();
         let size = self.plan(header.size(), &self.fixed, None, moves)?;
         if out.len() != size.bytes() {
-            return Err(Error::wrong_length("decoded form", size.bytes(), out.len()));
+            return Err(error::wrong_length("decoded form", size.bytes(), out.len()));
         }
         // No move follows, so the decoder can write the result itself.
         if moves.is_empty() {
@@ -316,7 +316,7 @@ impl Pipeline {
         let began = Instant::now();
         let size = ImageSize::new(decoded.width, decoded.height);
         if size.pixels() == 0 || decoded.pixels.len() != size.bytes() {
-            return Err(Error::wrong_length(
+            return Err(error::wrong_length(
                 "decoded form",
                 size.bytes(),
                 decoded.pixels.len(),
@@ -356,7 +356,7 @@ impl Pipeline {
         if out.len() == wanted {
             Ok(())
         } else {
-            Err(Error::wrong_length("slot", wanted, out.len()))
+            Err(error::wrong_length("slot", wanted, out.len()))
         }
     }
 
@@ -380,7 +380,7 @@ impl Pipeline {
             // file's.
             if size.pixels() > self.decode.max_pixels.max(self.output.pixels()) {
                 let what = format!("resized to {} x {} pixels, it", size.width, size.height);
-                return Err(Error::too_large(what, self.decode.max_pixels));
+                return Err(error::too_large(what, self.decode.max_pixels));
             }
             moves.push(next);
         }
@@ -631,7 +631,7 @@ fn split_decode(ops: &[Op]) -> Result<(Decode, &[Op]), Error> {
             },
             rest,
         )),
-        _ => Err(invalid("a pipeline begins with decode(): put it first")),
+        _ => Err(invalid("a pipeline begins with decode()").with_remedy("put it first")),
     }
 }
 
@@ -681,10 +681,9 @@ fn output_size(steps: &[OperatorStep]) -> Result<ImageSize, Error> {
     // The size is unknown after decoding, until a step fixes it.
     let known = steps.iter().fold(None, |size, step| step.output(size));
     known.ok_or_else(|| {
-        invalid(
-            "samples would come out in different sizes, and a minibatch is one tensor: add \
-             random_resized_crop(size), center_crop(size), or resize((height, width)); resize(size) alone \
-             keeps each image's aspect ratio",
+        invalid("samples would come out in different sizes, and a minibatch is one tensor").with_remedy(
+            "add random_resized_crop(size), center_crop(size), or resize((height, width)); resize(size) alone keeps \
+             each image's aspect ratio",
         )
     })
 }

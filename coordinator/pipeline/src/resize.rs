@@ -50,11 +50,7 @@ fn algorithm(filter: Interpolation) -> ResizeAlg {
 }
 
 fn defect(error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::caused(
-        ErrorKind::WrongLength,
-        "an image could not be resized",
-        error,
-    )
+    Error::new(ErrorKind::WrongLength, "an image could not be resized").because(error)
 }
 
 /// Copies `view` into `out`, an image of `size`, at the offset `padding`. The rest of `out` becomes zero.

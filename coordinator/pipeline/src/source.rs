@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use coprep_protocol::spec::{FileList, Source};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{self, Error, ErrorKind};
 use crate::file;
 use crate::throttle::ReadThrottle;
 
@@ -178,7 +178,7 @@ impl Dataset {
     pub fn file_len(&self, id: u32) -> Result<u64, Error> {
         let path = self.path(id);
         let length = std::fs::metadata(&path).and_then(|meta| file::length(&meta));
-        length.map_err(|e| unreadable(&path, e).of_sample())
+        length.map_err(|e| unreadable_sample(&path, e))
     }
 
     /// Reads a sample's file. Afterwards `into` holds exactly its bytes.
@@ -188,7 +188,7 @@ impl Dataset {
     /// If the file is missing, cannot be read, is no regular file, or is longer than [`crate::MOST_BYTES`].
     pub fn fetch(&self, id: u32, into: &mut Vec<u8>) -> Result<(), Error> {
         let path = self.path(id);
-        file::read(&path, into).map_err(|e| unreadable(&path, e).of_sample())?;
+        file::read(&path, into).map_err(|e| unreadable_sample(&path, e))?;
         self.slow_down(into.len());
         Ok(())
     }
@@ -206,7 +206,7 @@ impl Dataset {
     /// If the file is missing or cannot be read.
     pub fn fetch_head(&self, id: u32, into: &mut Vec<u8>) -> Result<(), Error> {
         let path = self.path(id);
-        file::read_head(&path, HEAD_BYTES, into).map_err(|e| unreadable(&path, e).of_sample())
+        file::read_head(&path, HEAD_BYTES, into).map_err(|e| unreadable_sample(&path, e))
     }
 
     /// Reads a sample's file into a buffer of exactly its length.
@@ -224,41 +224,36 @@ impl Dataset {
             Ok(false) => Err(changed(&path)),
             // The file has become shorter than the length that was read before.
             Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Err(changed(&path)),
-            Err(e) => Err(unreadable(&path, e).of_sample()),
+            Err(e) => Err(unreadable_sample(&path, e)),
         }
     }
 }
 
 fn unreadable(path: &Path, error: std::io::Error) -> Error {
-    Error::io(format!("{} cannot be read", path.display()), error)
+    error::io(format!("{} cannot be read", path.display()), error)
+}
+
+fn unreadable_sample(path: &Path, error: std::io::Error) -> Error {
+    error::of_sample(unreadable(path, error))
 }
 
 fn changed(path: &Path) -> Error {
-    Error::new(
-        ErrorKind::Read,
-        format!(
-            "{} changed its length while it was read; a dataset in use must not change",
-            path.display()
-        ),
-    )
+    let what = format!("{} changed its length while it was read", path.display());
+    Error::new(ErrorKind::Read, what).with_remedy("a dataset in use must not change")
 }
 
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidSource, message)
+fn invalid(what: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidSource, what)
 }
 
 fn files(list: &FileList) -> Result<Dataset, Error> {
     if list.paths.is_empty() {
-        return Err(invalid(
-            "the list of files is empty: give at least one path",
-        ));
+        return Err(invalid("the list of files is empty").with_remedy("give at least one path"));
     }
     if !list.labels.is_empty() && list.labels.len() != list.paths.len() {
-        return Err(invalid(format!(
-            "{} paths and {} labels: give one label per path, or none",
-            list.paths.len(),
-            list.labels.len()
-        )));
+        let (paths, labels) = (list.paths.len(), list.labels.len());
+        return Err(invalid(format!("{paths} paths and {labels} labels"))
+            .with_remedy("give one label per path, or none"));
     }
     let mut dataset = Dataset::rooted(Path::new(""));
     for (i, path) in list.paths.iter().enumerate() {
@@ -280,11 +275,13 @@ fn image_folder(root: &Path) -> Result<Dataset, Error> {
     }
     if !empty.is_empty() {
         return Err(invalid(format!(
-            "{}: no image in the class folder{} {}; files whose names end in {} are samples: add some or remove \
-             the folder",
+            "{}: no image in the class folder{} {}",
             root.display(),
             if empty.len() == 1 { "" } else { "s" },
             some_of(&empty),
+        ))
+        .with_remedy(format!(
+            "files whose names end in {} are samples: add some or remove the folder",
             DECODED.join(", "),
         )));
     }
@@ -321,10 +318,10 @@ fn class_folders(root: &Path) -> Result<Vec<OsString>, Error> {
     }
     if classes.is_empty() {
         return Err(invalid(format!(
-            "{} has no class folders: an image folder has one subfolder per class (root/class/image.jpg); for other \
-             layouts give a list of files",
+            "{} has no class folders: an image folder has one subfolder per class (root/class/image.jpg)",
             root.display()
-        )));
+        ))
+        .with_remedy("for other layouts give a list of files"));
     }
     classes.sort();
     Ok(classes)
@@ -362,10 +359,8 @@ fn file_of(
         Err(error) => {
             let path = error.path().unwrap_or(top).to_owned();
             if error.loop_ancestor().is_some() {
-                return Err(invalid(format!(
-                    "{} is a link to a folder above itself: remove it",
-                    path.display()
-                )));
+                let what = format!("{} is a link to a folder above itself", path.display());
+                return Err(invalid(what).with_remedy("remove it"));
             }
             match error.io_error().map(std::io::Error::kind) {
                 // A broken link is listed, and fails when it is read.

@@ -44,7 +44,7 @@ fn failure(encoded: &[u8]) -> Error {
 }
 
 fn assert_says(error: &Error, kind: ErrorKind, words: &[&str]) {
-    assert_eq!(error.kind(), kind, "{error}");
+    assert_eq!(*error.kind(), kind, "{error}");
     for word in words.iter().chain(&["on_error=\"skip\""]) {
         assert!(
             error.to_string().contains(word),
@@ -185,7 +185,7 @@ fn an_image_of_too_many_pixels_is_refused_by_its_header() {
             ],
         );
         assert_eq!(
-            whole().decoded_size(&file).unwrap_err().kind(),
+            *whole().decoded_size(&file).unwrap_err().kind(),
             ErrorKind::TooLarge
         );
     }

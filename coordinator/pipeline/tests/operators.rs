@@ -299,7 +299,7 @@ fn lists_that_are_no_pipelines_are_refused_with_the_reason() {
     for (ops, reason) in refused {
         let error = Pipeline::compile(&ops).unwrap_err();
         assert!(
-            error.kind() == ErrorKind::InvalidPipeline && error.to_string().contains(reason),
+            *error.kind() == ErrorKind::InvalidPipeline && error.to_string().contains(reason),
             "{ops:?}: {error}"
         );
     }
@@ -330,7 +330,7 @@ fn buffers_of_the_wrong_length_are_refused() {
             .map(|()| PipelineRun::default()),
     ];
     for error in refused.map(Result::unwrap_err) {
-        assert_eq!(error.kind(), ErrorKind::WrongLength, "{error}");
+        assert_eq!(*error.kind(), ErrorKind::WrongLength, "{error}");
     }
     pipeline
         .prepare_decoded(view(&[7; 12]), key(0, 0), &mut scratch, || &mut slot[1..])

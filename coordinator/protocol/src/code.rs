@@ -60,10 +60,7 @@ impl Channel {
     pub fn send(&self, message: &[u8], descriptors: &[RawFd]) -> io::Result<()> {
         let mut bytes = (message.len() as u32).to_le_bytes().to_vec();
         bytes.extend_from_slice(message);
-        frame::send_with_descriptors(&self.socket, &bytes, descriptors).map_err(|e| match e {
-            frame::FrameError::Io(e) => e,
-            other => io::Error::other(other),
-        })
+        frame::send_with_descriptors(&self.socket, &bytes, descriptors)
     }
 
     /// Receives the next message. Returns `None` if none comes within `limit`, which no signal shortens.

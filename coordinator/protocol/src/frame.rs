@@ -28,38 +28,63 @@ pub const MAX_DESCRIPTORS: usize = 8;
 /// Bytes by which the buffer of a message grows. An announced length alone therefore allocates no more than this.
 const STEP: usize = 1 << 20;
 
-/// Reasons why a message could not be sent or received.
-#[derive(Debug, thiserror::Error)]
+/// The reason why a message could not be sent or received. See [`coprep_error`].
+pub type Error = coprep_error::Error<ErrorKind>;
+
+/// The class of an [`Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum FrameError {
+pub enum ErrorKind {
     /// The other side closed the connection between two messages.
-    #[error("the connection was closed")]
     Closed,
-    /// The socket failed, or was closed in the middle of a message.
-    #[error("the connection failed: {0}")]
-    Io(#[from] std::io::Error),
+    /// The socket failed in this way, or was closed in the middle of a message.
+    Io(std::io::ErrorKind),
     /// The other side is not coprep.
-    #[error("not a coprep message")]
     Magic,
     /// The other side is another version of coprep.
-    #[error(
-        "the other side speaks version {theirs} of the protocol, this side version {PROTOCOL_VERSION}: \
-         run `coprep stop`, and install the same version of coprep for all jobs"
-    )]
-    Version {
-        /// Version that the other side speaks.
-        theirs: u16,
-    },
+    Version,
     /// The message is longer than [`MAX_LENGTH`].
-    #[error("a message of {0} bytes is longer than the {MAX_LENGTH} allowed")]
-    TooLong(usize),
+    TooLong,
     /// The archive did not validate.
-    #[error("malformed message: {0}")]
-    Malformed(String),
+    Malformed,
 }
 
 /// Result of this module.
-pub type Result<T> = std::result::Result<T, FrameError>;
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Returns the error that the other side closed the connection.
+#[must_use]
+pub fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the connection was closed")
+}
+
+/// Returns the error that the socket failed.
+#[must_use]
+pub fn failed(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io(error.kind()), "the connection failed").because(error)
+}
+
+/// Returns the error that a message is not valid.
+pub fn malformed(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::new(ErrorKind::Malformed, "malformed message").because(why)
+}
+
+pub(crate) fn too_long(bytes: usize) -> Error {
+    Error::new(
+        ErrorKind::TooLong,
+        format!("a message of {bytes} bytes is longer than the {MAX_LENGTH} allowed"),
+    )
+}
+
+fn wrong_version(theirs: u16) -> Error {
+    Error::new(
+        ErrorKind::Version,
+        format!(
+            "the other side speaks version {theirs} of the protocol, this side version {PROTOCOL_VERSION}"
+        ),
+    )
+    .with_remedy("run `coprep stop`, and install the same version of coprep for all jobs")
+}
 
 /// A message that travels in a frame.
 pub trait Message: Sized {
@@ -71,7 +96,7 @@ pub trait Message: Sized {
     /// Decodes and validates an archive.
     ///
     /// # Errors
-    /// [`FrameError::Malformed`].
+    /// [`ErrorKind::Malformed`].
     fn decode(bytes: &AlignedVec) -> Result<Self>;
 }
 
@@ -90,23 +115,18 @@ macro_rules! message {
 message!(Request);
 message!(Reply);
 
-fn malformed(e: rkyv::rancor::Error) -> FrameError {
-    FrameError::Malformed(e.to_string())
-}
-
 /// Sends a message, with descriptors if there are any.
 ///
 /// # Errors
-/// [`FrameError::Io`] when the other side is gone; [`FrameError::TooLong`].
+/// [`ErrorKind::Io`] when the other side is gone; [`ErrorKind::TooLong`].
 pub fn send<M: Message>(socket: &UnixStream, message: &M, descriptors: &[RawFd]) -> Result<()> {
     let body = message.encode()?;
     if body.len() > MAX_LENGTH {
-        return Err(FrameError::TooLong(body.len()));
+        return Err(too_long(body.len()));
     }
     let header = header(body.len(), descriptors.len());
-    send_with_descriptors(socket, &header, descriptors)?;
-    (&mut &*socket).write_all(&body)?;
-    Ok(())
+    send_with_descriptors(socket, &header, descriptors).map_err(failed)?;
+    (&mut &*socket).write_all(&body).map_err(failed)
 }
 
 pub(crate) fn header(length: usize, descriptors: usize) -> [u8; HEADER] {
@@ -123,7 +143,7 @@ pub(crate) fn send_with_descriptors(
     socket: &UnixStream,
     header: &[u8],
     descriptors: &[RawFd],
-) -> Result<()> {
+) -> std::io::Result<()> {
     let rights = [ControlMessage::ScmRights(descriptors)];
     let control: &[_] = if descriptors.is_empty() { &[] } else { &rights };
     loop {
@@ -136,9 +156,9 @@ pub(crate) fn send_with_descriptors(
             None,
         ) {
             // The descriptors travel with the first byte.
-            Ok(n) => return Ok((&mut &*socket).write_all(&header[n..])?),
+            Ok(n) => return (&mut &*socket).write_all(&header[n..]),
             Err(nix::errno::Errno::EINTR) => {}
-            Err(e) => return Err(std::io::Error::from(e).into()),
+            Err(e) => return Err(e.into()),
         }
     }
 }
@@ -147,7 +167,7 @@ pub(crate) fn send_with_descriptors(
 /// the message ends the wait with [`std::io::ErrorKind::Interrupted`].
 ///
 /// # Errors
-/// [`FrameError::Closed`] at the end of the connection; the other kinds if the frame is wrong.
+/// [`ErrorKind::Closed`] at the end of the connection; the other kinds if the frame is wrong.
 pub fn receive<M: Message>(socket: &UnixStream) -> Result<(M, Vec<OwnedFd>)> {
     let mut header = [0u8; HEADER];
     let mut descriptors = Vec::new();
@@ -167,7 +187,7 @@ pub fn receive<M: Message>(socket: &UnixStream) -> Result<(M, Vec<OwnedFd>)> {
 pub fn receive_despite_signals<M: Message>(socket: &UnixStream) -> Result<(M, Vec<OwnedFd>)> {
     loop {
         match receive(socket) {
-            Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) if *e.kind() == ErrorKind::Io(std::io::ErrorKind::Interrupted) => {}
             received => return received,
         }
     }
@@ -181,13 +201,13 @@ fn receive_header(
     let mut have = 0;
     while have < HEADER {
         match receive_part(socket, &mut header[have..], fds) {
-            Ok(0) if have == 0 => return Err(FrameError::Closed),
-            Ok(0) => return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into()),
+            Ok(0) if have == 0 => return Err(closed()),
+            Ok(0) => return Err(failed(std::io::ErrorKind::UnexpectedEof.into())),
             Ok(n) => have += n,
             // A signal in the middle of a header is ignored, since the header has to be completed. At the start of one,
             // the caller gets the chance to check for interrupts.
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted && have > 0 => {}
-            Err(e) => return Err(e.into()),
+            Err(e) => return Err(failed(e)),
         }
     }
     Ok(())
@@ -232,17 +252,17 @@ pub(crate) fn receive_part(
 fn check(header: &[u8; HEADER], descriptors: usize) -> Result<usize> {
     let u16_at = |i: usize| u16::from_le_bytes([header[i], header[i + 1]]);
     if header[..4] != MAGIC {
-        return Err(FrameError::Magic);
+        return Err(Error::new(ErrorKind::Magic, "not a coprep message"));
     }
     if u16_at(4) != PROTOCOL_VERSION {
-        return Err(FrameError::Version { theirs: u16_at(4) });
+        return Err(wrong_version(u16_at(4)));
     }
     let length = u32::from_le_bytes([header[8], header[9], header[10], header[11]]) as usize;
     if length > MAX_LENGTH {
-        return Err(FrameError::TooLong(length));
+        return Err(too_long(length));
     }
     if usize::from(u16_at(6)) != descriptors {
-        return Err(FrameError::Malformed(format!(
+        return Err(malformed(format!(
             "{} descriptors announced, {descriptors} came",
             u16_at(6)
         )));
@@ -255,7 +275,7 @@ fn receive_body(mut socket: &UnixStream, length: usize) -> Result<AlignedVec> {
     while body.len() < length {
         let have = body.len();
         body.resize(length.min(have + STEP), 0);
-        socket.read_exact(&mut body[have..])?;
+        socket.read_exact(&mut body[have..]).map_err(failed)?;
     }
     Ok(body)
 }
@@ -265,9 +285,9 @@ fn receive_body(mut socket: &UnixStream, length: usize) -> Result<AlignedVec> {
 /// # Errors
 /// As [`receive`].
 pub fn parse<M: Message>(bytes: &[u8]) -> Result<M> {
-    let header = bytes.first_chunk::<HEADER>().ok_or(FrameError::Closed)?;
+    let header = bytes.first_chunk::<HEADER>().ok_or_else(closed)?;
     let length = check(header, 0)?;
-    let rest = bytes[HEADER..].get(..length).ok_or(FrameError::Closed)?;
+    let rest = bytes[HEADER..].get(..length).ok_or_else(closed)?;
     let mut body = AlignedVec::with_capacity(length);
     body.extend_from_slice(rest);
     M::decode(&body)

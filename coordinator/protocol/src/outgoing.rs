@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use rkyv::util::AlignedVec;
 
-use crate::frame::{FrameError, HEADER, MAX_LENGTH, Message, Result, header};
+use crate::frame::{self, HEADER, MAX_LENGTH, Message, Result, header};
 
 /// An encoded message, the number of its bytes that have been sent, and the descriptors that travel with its first
 /// byte.
@@ -23,11 +23,11 @@ impl Outgoing {
     /// Encodes a message.
     ///
     /// # Errors
-    /// [`FrameError::TooLong`], or when memory is short.
+    /// [`frame::ErrorKind::TooLong`], or when memory is short.
     pub fn new<M: Message>(message: &M, descriptors: Vec<OwnedFd>) -> Result<Self> {
         let body = message.encode()?;
         if body.len() > MAX_LENGTH {
-            return Err(FrameError::TooLong(body.len()));
+            return Err(frame::too_long(body.len()));
         }
         Ok(Outgoing {
             header: header(body.len(), descriptors.len()),

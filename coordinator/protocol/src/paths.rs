@@ -12,6 +12,35 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
 
+/// The reason why a file or folder beside the socket cannot be used. See [`coprep_error`].
+pub type Error = coprep_error::Error<ErrorKind>;
+
+/// The class of an [`Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Somebody else may use it, or may have put it there.
+    NotPrivate,
+    /// The operating system refused to make or open it.
+    Os,
+}
+
+/// Result of this module.
+pub type Result<T> = std::result::Result<T, Error>;
+
+fn not_private(path: &Path, why: String) -> Error {
+    Error::new(
+        ErrorKind::NotPrivate,
+        format!("cannot use {}", path.display()),
+    )
+    .because(why)
+    .with_remedy("remove it, or name another socket in COPREP_SOCKET")
+}
+
+fn os(path: &Path, error: io::Error) -> Error {
+    Error::new(ErrorKind::Os, format!("cannot use {}", path.display())).because(error)
+}
+
 /// Paths of one coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CoordinatorPaths {
@@ -64,7 +93,7 @@ impl CoordinatorPaths {
     ///
     /// # Errors
     /// When the folder cannot be created, or belongs to somebody else.
-    pub fn prepare(&self) -> io::Result<()> {
+    pub fn prepare(&self) -> Result<()> {
         let folder = self
             .socket
             .parent()
@@ -72,7 +101,7 @@ impl CoordinatorPaths {
             .unwrap_or(Path::new("."));
         if !folder.exists() {
             match DirBuilder::new().mode(0o700).recursive(true).create(folder) {
-                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(os(folder, e)),
                 _ => {}
             }
         }
@@ -90,19 +119,17 @@ fn runtime_dir() -> PathBuf {
 }
 
 /// Refuses a folder that others could have created or may use. A folder that the user named is the user's choice.
-fn check_private(folder: &Path) -> io::Result<()> {
+fn check_private(folder: &Path) -> Result<()> {
     let in_tmp = folder.parent() == Some(Path::new("/tmp"))
         && (folder.file_name()).is_some_and(|name| name.as_encoded_bytes().starts_with(b"coprep-"));
     if !in_tmp && folder != runtime_dir() {
         return Ok(());
     }
-    let (meta, me) = (std::fs::symlink_metadata(folder)?, user());
+    let meta = std::fs::symlink_metadata(folder).map_err(|e| os(folder, e))?;
+    let me = user();
     if !meta.is_dir() || meta.uid() != me || meta.mode() & OTHERS != 0 {
-        return Err(io::Error::other(format!(
-            "{} is not a private folder of user {me} (mode 0700, no link): remove it, or name another socket in \
-             COPREP_SOCKET",
-            folder.display()
-        )));
+        let why = format!("it is not a private folder of user {me} (mode 0700, no link)");
+        return Err(not_private(folder, why));
     }
     Ok(())
 }
@@ -112,7 +139,7 @@ fn check_private(folder: &Path) -> io::Result<()> {
 /// # Errors
 /// When it cannot be opened, or is anything but a file that only this user may use. In a folder that others may write,
 /// somebody could have put a link there, or a file that only looks like ours.
-pub fn open_private(path: &Path) -> io::Result<File> {
+pub fn open_private(path: &Path) -> Result<File> {
     // O_NONBLOCK keeps the opening of a pipe from blocking.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let mut options = OpenOptions::new();
@@ -124,16 +151,16 @@ pub fn open_private(path: &Path) -> io::Result<File> {
         .custom_flags(flags.bits());
     let not_private = || {
         let me = user();
-        io::Error::other(format!(
-            "it is not a file that only user {me} may use: somebody may have put it there; remove it, or name \
-             another socket in COPREP_SOCKET"
-        ))
+        let why = format!(
+            "it is not a file that only user {me} may use, and somebody may have put it there"
+        );
+        not_private(path, why)
     };
     let file = match options.open(path) {
         Err(e) if is_of_another_kind(&e, path) => return Err(not_private()),
-        opened => opened?,
+        opened => opened.map_err(|e| os(path, e))?,
     };
-    let meta = file.metadata()?;
+    let meta = file.metadata().map_err(|e| os(path, e))?;
     // A file with a second name could be any file of this user, reached by a hard link.
     let is_private =
         meta.is_file() && meta.uid() == user() && meta.mode() & OTHERS == 0 && meta.nlink() <= 1;

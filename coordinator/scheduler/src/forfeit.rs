@@ -4,7 +4,7 @@ use roaring::RoaringBitmap;
 
 use crate::draw::{self, DrawKey};
 use crate::job::Job;
-use crate::{AttachError, Behind, DrawOrder, JobSpec, Resume, Scheduler};
+use crate::{Behind, DrawOrder, Error, JobSpec, Resume, Scheduler};
 
 /// Salt of the draw of forfeited samples, so that it differs from the draws of the samples that are given.
 const FORFEITED: u64 = 0x666f_7266_6569_7431;
@@ -12,11 +12,7 @@ const FORFEITED: u64 = 0x666f_7266_6569_7431;
 impl Scheduler {
     /// Makes a job whose epoch lacks the forfeited samples. Nothing is forfeited if the rest could not be dealt to the
     /// ranks.
-    pub(crate) fn job_behind(
-        &self,
-        spec: &JobSpec,
-        behind: Behind<'_>,
-    ) -> Result<Job, AttachError> {
+    pub(crate) fn job_behind(&self, spec: &JobSpec, behind: Behind<'_>) -> Result<Job, Error> {
         if behind.forfeited > 0 {
             let rest = self.without_forfeited(spec, behind.forfeited);
             if let Ok(job) = Job::new(&rest, behind, &self.all, &self.known) {

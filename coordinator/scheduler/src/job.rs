@@ -9,7 +9,7 @@ use crate::delivery_log::DeliveryLog;
 use crate::need::Need;
 use crate::queue::Queue;
 use crate::rank_batcher::RankBatcher;
-use crate::{AttachError, Behind, Config, Delivery, JobId, JobSpec, Resume};
+use crate::{Behind, Config, Delivery, Error, JobId, JobSpec, Resume, error};
 
 /// The state of a job as callers see it.
 #[derive(Clone, Debug)]
@@ -115,7 +115,7 @@ impl Job {
         behind: Behind<'_>,
         all: &Arc<RoaringBitmap>,
         known: &Known,
-    ) -> Result<Self, AttachError> {
+    ) -> Result<Self, Error> {
         let set = match &spec.subset {
             Some(subset) => Arc::new(subset.clone()),
             None => all.clone(),
@@ -173,23 +173,16 @@ impl Job {
         Ok(job)
     }
 
-    fn check(&self, spec: &JobSpec, remaining: u64) -> Result<(), AttachError> {
+    fn check(&self, spec: &JobSpec, remaining: u64) -> Result<(), Error> {
         let (ranks, batch_size) = (spec.world_size, spec.batch_size);
         if remaining == 0 {
-            return Err(AttachError::NoSamples);
+            return Err(error::no_samples());
         }
         if !self.batcher.can_deal(remaining) {
-            return Err(match batch_size {
-                1 => AttachError::Uneven { remaining, ranks },
-                _ => AttachError::FewerSamplesThanRanks { remaining, ranks },
-            });
+            return Err(error::cannot_be_dealt(remaining, batch_size, ranks));
         }
         if self.batcher.deliverable(remaining) == 0 {
-            return Err(AttachError::AllDropped {
-                samples: remaining,
-                batch_size,
-                ranks,
-            });
+            return Err(error::all_dropped(remaining, batch_size, ranks));
         }
         Ok(())
     }

@@ -63,7 +63,7 @@ mod rank_batcher;
 mod scheduler;
 
 pub use draw::{below, keyed};
-pub use error::AttachError;
+pub use error::{Error, ErrorKind};
 pub use job::JobView;
 use roaring::RoaringBitmap;
 pub use scheduler::Scheduler;

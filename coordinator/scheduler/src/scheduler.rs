@@ -10,7 +10,8 @@ use crate::draw::{self, DrawKey, mix};
 use crate::job::{Job, JobView, Known, Length, PendingRanks};
 use crate::need::Need;
 use crate::{
-    AttachError, Behind, Cohort, Config, Draw, DrawOrder, JobId, JobSpec, Minibatch, Resume, Target,
+    Behind, Cohort, Config, Draw, DrawOrder, Error, ErrorKind, JobId, JobSpec, Minibatch, Resume,
+    Target, error,
 };
 
 /// The scheduler of a stream: the state of its jobs, from which it draws minibatches.
@@ -96,7 +97,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// When the job cannot be served as it asks. Nothing has changed then.
-    pub fn attach(&mut self, id: JobId, spec: JobSpec) -> Result<(), AttachError> {
+    pub fn attach(&mut self, id: JobId, spec: JobSpec) -> Result<(), Error> {
         self.attach_behind(id, spec, Behind::default())
     }
 
@@ -104,7 +105,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
-    pub fn admits(&self, spec: &JobSpec) -> Result<(), AttachError> {
+    pub fn admits(&self, spec: &JobSpec) -> Result<(), Error> {
         self.check(spec)?;
         let job = Job::new(spec, Behind::default(), &self.all, &self.known)?;
         spec.cohort
@@ -122,9 +123,9 @@ impl Scheduler {
         id: JobId,
         spec: JobSpec,
         behind: Behind<'_>,
-    ) -> Result<(), AttachError> {
+    ) -> Result<(), Error> {
         if self.jobs.contains_key(&id) {
-            return Err(AttachError::Duplicate(id));
+            return Err(error::duplicate(id));
         }
         self.check(&spec)?;
         let mut job = self.job_behind(&spec, behind)?;
@@ -143,12 +144,12 @@ impl Scheduler {
         Ok(())
     }
 
-    fn check(&self, spec: &JobSpec) -> Result<(), AttachError> {
+    fn check(&self, spec: &JobSpec) -> Result<(), Error> {
         if spec.batch_size == 0 {
-            return Err(AttachError::NoBatchSize);
+            return Err(error::zero(ErrorKind::NoBatchSize, "batch_size is 0"));
         }
         if spec.world_size == 0 {
-            return Err(AttachError::NoRanks);
+            return Err(error::zero(ErrorKind::NoRanks, "world_size is 0"));
         }
         let samples = self.config.samples;
         let sets = spec
@@ -158,29 +159,26 @@ impl Scheduler {
         match sets.filter_map(RoaringBitmap::max).max() {
             // The number of samples is not known yet, so no id is out of range.
             _ if self.config.is_told => Ok(()),
-            Some(id) if id >= samples => Err(AttachError::OutOfRange { id, samples }),
+            Some(id) if id >= samples => Err(error::out_of_range(id, samples)),
             _ => Ok(()),
         }
     }
 
     /// Checks whether a job can become a member of a cohort.
-    fn has_place(&self, cohort: &Cohort, job: &Job) -> Result<(), AttachError> {
-        let Cohort { name, size } = cohort.clone();
+    fn has_place(&self, cohort: &Cohort, job: &Job) -> Result<(), Error> {
+        let &Cohort { ref name, size } = cohort;
         if size == 0 {
-            return Err(AttachError::EmptyCohort(name));
+            let what = format!("cohort '{name}' has size 0");
+            return Err(error::zero(ErrorKind::EmptyCohort, what));
         }
-        let Some(members) = self.cohorts.get(&name) else {
+        let Some(members) = self.cohorts.get(name) else {
             return Ok(());
         };
         if members.size != size {
-            return Err(AttachError::CohortSize {
-                name,
-                known: members.size,
-                asked: size,
-            });
+            return Err(error::cohort_size(cohort, members.size));
         }
         if members.here.len() as u32 >= size {
-            return Err(AttachError::CohortFull { name, size });
+            return Err(error::cohort_full(cohort));
         }
         let same = |member: &JobId| {
             let other = self.jobs.get(member);
@@ -190,11 +188,11 @@ impl Scheduler {
         if members.here.iter().all(same) {
             Ok(())
         } else {
-            Err(AttachError::CohortSubset(name))
+            Err(error::cohort_subset(name))
         }
     }
 
-    fn join(&mut self, cohort: &Cohort, id: JobId, job: &Job) -> Result<(), AttachError> {
+    fn join(&mut self, cohort: &Cohort, id: JobId, job: &Job) -> Result<(), Error> {
         self.has_place(cohort, job)?;
         let Cohort { name, size } = cohort.clone();
         let members = self.cohorts.entry(name).or_insert(Members {

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use coprep_protocol::frame::FrameError;
+use coprep_protocol::frame;
 use coprep_protocol::message::{Reply, SampleError};
 use coprep_protocol::outgoing::Outgoing;
 use coprep_protocol::polling::poll;
@@ -35,7 +35,8 @@ use fail::fail_point;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::os;
 
 /// Bytes of replies that may wait for one client before no more are queued.
 const MOST_QUEUED: usize = 1 << 20;
@@ -104,7 +105,7 @@ impl ReplyQueue {
     ///
     /// # Errors
     /// When the connection has ended.
-    pub(crate) fn send(self: &Arc<Self>, reply: &Reply) -> std::result::Result<(), FrameError> {
+    pub(crate) fn send(self: &Arc<Self>, reply: &Reply) -> frame::Result<()> {
         self.send_with(reply, Vec::new())
     }
 
@@ -112,12 +113,12 @@ impl ReplyQueue {
         self: &Arc<Self>,
         reply: &Reply,
         descriptors: Vec<OwnedFd>,
-    ) -> std::result::Result<(), FrameError> {
+    ) -> frame::Result<()> {
         self.push(encoded(reply, descriptors)?);
         self.write();
         self.watch_if_needed();
         if self.queue().is_closed {
-            Err(FrameError::Closed)
+            Err(frame::closed())
         } else {
             Ok(())
         }
@@ -140,7 +141,7 @@ impl ReplyQueue {
     // Called by threads that may hold a lock.
 
     /// Queues a reply of bounded size.
-    pub(crate) fn post(self: &Arc<Self>, reply: &Reply) -> std::result::Result<(), FrameError> {
+    pub(crate) fn post(self: &Arc<Self>, reply: &Reply) -> frame::Result<()> {
         self.post_with(reply, Vec::new())
     }
 
@@ -149,7 +150,7 @@ impl ReplyQueue {
         self: &Arc<Self>,
         reply: &Reply,
         descriptors: Vec<OwnedFd>,
-    ) -> std::result::Result<(), FrameError> {
+    ) -> frame::Result<()> {
         self.push(encoded(reply, descriptors)?);
         self.watch_if_needed();
         Ok(())
@@ -361,10 +362,7 @@ impl Drop for PartOnPanic<'_> {
     }
 }
 
-fn encoded(
-    reply: &Reply,
-    descriptors: Vec<OwnedFd>,
-) -> std::result::Result<QueuedReply, FrameError> {
+fn encoded(reply: &Reply, descriptors: Vec<OwnedFd>) -> frame::Result<QueuedReply> {
     let outgoing = Outgoing::new(reply, descriptors)?;
     Ok(QueuedReply {
         weight: outgoing.bytes(),
@@ -399,14 +397,14 @@ impl ReplyWriter {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let writer = Arc::new(Writer {
             coming: Mutex::default(),
-            event: event.map_err(|e| Error::io("cannot make an eventfd", e))?,
+            event: event.map_err(|e| os("cannot make an eventfd", e))?,
             stop: AtomicBool::new(false),
         });
         let thread = writer.clone();
         std::thread::Builder::new()
             .name("replies".into())
             .spawn(move || thread.run())
-            .map_err(|e| Error::io("cannot start a thread", e))?;
+            .map_err(|e| os("cannot start a thread", e))?;
         Ok(ReplyWriter(writer))
     }
 }

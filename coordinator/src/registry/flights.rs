@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use coprep_shared_memory::lock::{lock, unpoisoned};
 
+use crate::error::invalid;
 use crate::{Error, Result};
 
 /// Time between two checks of the party that waits.
@@ -34,7 +35,7 @@ pub(super) enum FlightOutcome<T> {
     /// The result.
     Done(T),
     /// An error.
-    Failed(Arc<Error>),
+    Failed(Error),
     /// Neither a result nor an error: the waiter must check again.
     Nothing,
 }
@@ -92,9 +93,7 @@ impl<T: Clone> FlightParty for Flight<T> {
     fn still_waits(&self, step: &str, _began: Instant) -> Result<()> {
         let mut state = self.state();
         if state.waiters == 0 {
-            return Err(Error::Invalid(
-                "all jobs that waited for the dataset have left".into(),
-            ));
+            return Err(invalid("all jobs that waited for the dataset have left"));
         }
         // The jobs that wait are told the innermost step, which is the one that really lasts.
         if state.step != step {
@@ -219,7 +218,7 @@ mod tests {
                     self.0.set(left);
                     Ok(())
                 }
-                None => Err(Error::Invalid("gone".into())),
+                None => Err(invalid("gone")),
             }
         }
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use coprep_protocol::message::{Awaited, Reply};
 
 use super::flights::FlightParty;
+use crate::error::{ErrorKind, invalid};
 use crate::stream::Client;
 use crate::{Error, Result};
 
@@ -65,15 +66,14 @@ impl<'a> Guest<'a> {
 impl FlightParty for Guest<'_> {
     fn still_waits(&self, step: &str, began: Instant) -> Result<()> {
         if self.client.is_gone() {
-            return Err(Error::Invalid("the client left while it waited".into()));
+            return Err(invalid("the client left while it waited"));
         }
         let waited = self.came.elapsed();
         if waited >= LIMIT {
             let seconds = began.elapsed().as_secs();
-            return Err(Error::Late(format!(
-                "waited {} s, and {step}, for {seconds} s: {REMEDY}",
-                waited.as_secs()
-            )));
+            let waited = waited.as_secs();
+            let what = format!("waited {waited} s, and {step}, for {seconds} s");
+            return Err(Error::new(ErrorKind::Late, what).with_remedy(REMEDY));
         }
         self.notify(step, began);
         Ok(())
@@ -136,7 +136,8 @@ mod tests {
         let client = client(&ours);
         let mut guest = Guest::new(&client);
         guest.came = ago(LIMIT);
-        let refusal = guest.still_waits(STEP, ago(LIMIT)).unwrap_err().refusal();
+        let late = guest.still_waits(STEP, ago(LIMIT)).unwrap_err();
+        let refusal = crate::error::refusal(&late);
         assert_eq!(refusal.kind, RefusalKind::Late);
         assert!(refusal.message.contains(STEP), "{}", refusal.message);
         drop(theirs);

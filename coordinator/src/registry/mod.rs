@@ -34,6 +34,7 @@ use coprep_shared_memory::staging::StagingPool;
 use crate::caches::{
     CacheKey, CacheOptions, CachedPipeline, DatasetCache, Pin, SampleBytes, check_form,
 };
+use crate::error::{defect, from_lower, invalid, os};
 use crate::observe::costs::AllCosts;
 use crate::produce::native::Recipe;
 use crate::produce::producer::Producer;
@@ -50,7 +51,7 @@ use crate::stream::{
     Client, Numbers, RankId, Registration, Stream, StreamConfig, StreamKey, cohort_key,
     fingerprint, layout,
 };
-use crate::{Error, Result, Settings};
+use crate::{Result, Settings};
 
 /// Longest wait for a stream that is being closed, because its fork server could be used again.
 const CLOSING: Duration = Duration::from_secs(2);
@@ -318,19 +319,19 @@ impl Registry {
             // The flight's log lines name the job for which it was begun.
             let _span = span.entered();
             let done = catch_unwind(AssertUnwindSafe(|| work(&registry, &flying)));
-            let done = done.unwrap_or_else(|_| Err(defect()));
+            let done = done.unwrap_or_else(|_| Err(defect("the dataset cannot be opened")));
             let (outcome, _pin) = match done {
                 Ok(Some((result, pin))) => (FlightOutcome::Done(result), pin),
                 Ok(None) => (FlightOutcome::Nothing, None),
-                Err(e) => (FlightOutcome::Failed(Arc::new(e)), None),
+                Err(e) => (FlightOutcome::Failed(e), None),
             };
             land(&registry, &flying, outcome);
         };
         let thread = std::thread::Builder::new().name("open".into());
         // The closure is gone with the error, so nobody else lands the flight, and its waiters would wait in vain.
         if let Err(e) = thread.spawn(run) {
-            let error = Error::io("cannot start a thread", e);
-            land(self, &flight, FlightOutcome::Failed(Arc::new(error)));
+            let error = os("cannot start a thread", e);
+            land(self, &flight, FlightOutcome::Failed(error));
         }
     }
 
@@ -401,7 +402,7 @@ impl Registry {
                 slots,
                 self.settings.staging_bytes,
             )?;
-            Ok::<_, Error>(StagingPool::create(layout)?)
+            StagingPool::create(layout).map_err(from_lower)
         };
         let (producer, pool, identity, pin) = match (&request.pipeline.source, runs_code(request)) {
             (Source::UserCode(user), Some((_, code))) => {
@@ -491,11 +492,12 @@ impl Registry {
         let form = self.form_of(request);
         check_form(form, request.bytes)?;
         if form == CacheForm::Prepared || request.reuse > 0 {
-            return Err(Error::Invalid(
-                "cache=\"prepared\" and reuse are for datasets of your own code: choose \"decoded\", \"encoded\" or \"off\"".into(),
-            ));
+            return Err(
+                invalid("cache=\"prepared\" and reuse are for datasets of your own code")
+                    .with_remedy("choose \"decoded\", \"encoded\" or \"off\""),
+            );
         }
-        let pipeline = Arc::new(Pipeline::compile(&spec.ops)?);
+        let pipeline = Arc::new(Pipeline::compile(&spec.ops).map_err(from_lower)?);
         let dataset = self.dataset(&spec.source, party)?;
         let form = self
             .warmed_form(spec, request, form, &dataset)
@@ -533,8 +535,8 @@ impl Registry {
     ) -> Result<Arc<Dataset>> {
         let Source::ImageFolder { root } = source else {
             // A list of files needs no listing, so no flight.
-            let listed = Dataset::open(source)?.slowed(self.throttle.clone());
-            return Ok(Arc::new(listed));
+            let listed = Dataset::open(source).map_err(from_lower)?;
+            return Ok(Arc::new(listed.slowed(self.throttle.clone())));
         };
         loop {
             let waiter = self.list_folder(root);
@@ -554,7 +556,7 @@ impl Registry {
         drop(open);
         let root = root.to_owned();
         let list = move |registry: &Arc<Registry>, _: &Arc<Flight<Arc<Dataset>>>| {
-            let dataset = Dataset::open(&Source::ImageFolder { root })?;
+            let dataset = Dataset::open(&Source::ImageFolder { root }).map_err(from_lower)?;
             Ok(Some((
                 Arc::new(dataset.slowed(registry.throttle.clone())),
                 None,
@@ -766,7 +768,7 @@ fn wait_for<T: Clone>(waiter: Waiter<T>, party: &dyn FlightParty) -> Result<Opti
     let is_first = waiter.is_first;
     match waiter.wait(party)? {
         FlightOutcome::Done(result) => Ok(Some(result)),
-        FlightOutcome::Failed(e) if is_first || e.is_everybodys() => Err(Error::Shared(e)),
+        FlightOutcome::Failed(e) if is_first || e.kind().is_everybodys() => Err(e),
         FlightOutcome::Failed(_) | FlightOutcome::Nothing => Ok(None),
     }
 }
@@ -776,23 +778,18 @@ fn check_use(request: &Attach) -> Result<()> {
     let is_cached =
         !matches!(request.cache.form, None | Some(CacheForm::Off)) || request.cache.reuse > 0;
     if request.is_iterated() && (is_cached || request.relaxed || request.batch_size != 1) {
-        return Err(Error::Invalid(
-            "the batches of an iterable dataset have no ids: they cannot be cached, and come in its order".into(),
+        return Err(invalid(
+            "the batches of an iterable dataset have no ids: they cannot be cached, and come in its order",
         ));
     }
     if (request.draws.is_some() || request.is_told) && request.cache.reuse > 0 {
-        return Err(Error::Invalid(
+        return Err(invalid(
             "reuse counts the epochs that a prepared sample is used for, and this sampler may give a sample many \
-             times in one, or not at all: leave reuse out, or choose cache=\"prepared\""
-                .into(),
-        ));
+             times in one, or not at all",
+        )
+        .with_remedy("leave reuse out, or choose cache=\"prepared\""));
     }
     Ok(())
-}
-
-fn defect() -> Error {
-    let why = std::io::Error::other("a defect of coprep: its log says more");
-    Error::io("the dataset cannot be opened", why)
 }
 
 fn tell_of(stream: &Stream, what: &str) {

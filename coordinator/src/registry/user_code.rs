@@ -15,13 +15,14 @@ use roaring::RoaringBitmap;
 use super::flights::Flight;
 use super::identity::{code_key, zygote_key};
 use super::{Registry, Wanted};
+use crate::Result;
 use crate::caches::{CacheKey, Pin, SampleBytes, check_form};
+use crate::error::{ErrorKind, code_failed, fork_server_killed, invalid, with_settings};
 use crate::produce::processes::{
     IdleForkServer, Loaded, Probing, ProcessPool, SampleShape, Trouble, Zygote,
 };
 use crate::produce::producer::{Producer, UserCodeStore, naming_fields};
 use crate::stream::{Numbers, Stream, layout, most_blob};
-use crate::{Error, Result};
 
 /// Time for which an idle fork server is kept for the next job, and the largest number of them.
 const IDLE_TIME: Duration = Duration::from_secs(60);
@@ -108,7 +109,7 @@ impl Ends {
             .extract_if(|k, end| *k == key && is_too_often(end))
             .next()
         {
-            Some((_, end)) => Err(Error::Code(format!(
+            Some((_, end)) => Err(code_failed(format!(
                 "the process that runs the dataset's code came to its end {} times before a batch was ready. The last \
                  time: {}",
                 end.times, end.why
@@ -164,7 +165,13 @@ impl Registry {
                 loaded.map(process_pool).transpose()
             });
             match opened {
-                Err(Error::ForkServerKilled { how, doing, .. }) if attempts < ATTEMPTS => {
+                Err(e) => {
+                    let ErrorKind::ForkServerKilled { how, doing } = e.kind() else {
+                        return Err(e);
+                    };
+                    if attempts >= ATTEMPTS {
+                        return Err(fork_server_killed(how, doing, attempts));
+                    }
                     tracing::warn!(
                         how,
                         doing,
@@ -174,14 +181,7 @@ impl Registry {
                     // The process that took the memory may be gone after the pause.
                     std::thread::sleep(PAUSE * attempts);
                 }
-                Err(Error::ForkServerKilled { how, doing, .. }) => {
-                    return Err(Error::ForkServerKilled {
-                        how,
-                        doing,
-                        attempts,
-                    });
-                }
-                other => return other,
+                opened => return opened,
             }
         }
     }
@@ -207,10 +207,10 @@ impl Registry {
         let there = loaded.samples;
         if let Some(here) = user.samples.filter(|&here| here != there) {
             loaded.discard();
-            return Err(Error::Code(format!(
-                "the dataset has {here} samples in the job and {there} in its worker: its len() must not change, and \
-                 must not depend on the process"
-            )));
+            return Err(code_failed(format!(
+                "the dataset has {here} samples in the job and {there} in its worker"
+            ))
+            .with_remedy("its len() must not change, and must not depend on the process"));
         }
         Ok(Some(loaded))
     }
@@ -246,7 +246,8 @@ impl Registry {
             let fields: Vec<_> = fields.chain(naming_fields(numbers.are_ids())).collect();
             let layout = layout(&fields, slots, self.settings.staging_bytes)?;
             let pool =
-                StagingPool::create_with(layout.clone(), |file| loaded.map(&layout, seed, file))?;
+                StagingPool::create_with(layout.clone(), |file| loaded.map(&layout, seed, file))
+                    .map_err(with_settings)?;
             let cached = CachedSamples {
                 name: &user.name,
                 samples,
@@ -496,25 +497,25 @@ pub(super) fn probes(request: &Attach, samples: u32, split: bool) -> Vec<u32> {
 
 pub(super) fn ids_only(user: &UserDataset) -> Result<Producer> {
     let samples = user.samples.filter(|_| user.in_job).ok_or_else(|| {
-        Error::Invalid(
-            "a dataset whose samples the job makes itself must say how many it has".into(),
-        )
+        invalid("a dataset whose samples the job makes itself must say how many it has")
     })?;
     Ok(Producer::Jobs { samples })
 }
 
 pub(super) fn check_user_form(form: CacheForm, user: &UserDataset) -> Result<()> {
-    let why = match form {
-        CacheForm::Encoded => {
-            "a dataset of your own code has no encoded form: choose \"decoded\" with transform=, \"prepared\" or \"off\""
-        }
-        CacheForm::Decoded if !user.split => {
-            "cache=\"decoded\" keeps what dataset[i] gives, before the random transform: pass that one as \
-             transform= and leave it out of the dataset; or choose cache=\"prepared\" if nothing is random"
-        }
+    let (why, remedy) = match form {
+        CacheForm::Encoded => (
+            "a dataset of your own code has no encoded form",
+            "choose \"decoded\" with transform=, \"prepared\" or \"off\"",
+        ),
+        CacheForm::Decoded if !user.split => (
+            "cache=\"decoded\" keeps what dataset[i] gives, before the random transform",
+            "pass that one as transform= and leave it out of the dataset; or choose cache=\"prepared\" if nothing is \
+             random",
+        ),
         _ => return Ok(()),
     };
-    Err(Error::Invalid(why.into()))
+    Err(invalid(why).with_remedy(remedy))
 }
 
 #[cfg(test)]

@@ -12,14 +12,15 @@ use coprep_protocol::message::{CacheForm, Reply, Warm, WarmProgress};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use fail::fail_point;
 
+use crate::Result;
 use crate::caches::DatasetCache;
+use crate::error::invalid;
 use crate::produce::deadline_queue::Deadline;
 use crate::produce::failure::Failure;
 use crate::produce::native::{Fetched, Recipe};
 use crate::produce::threads::{PoolWork, Ready, SourceFile};
 use crate::registry::{Guest, Registry};
 use crate::stream::{Client, Stream};
-use crate::{Error, Result};
 use coprep_pipeline::Scratch;
 
 /// Interval of the progress reports to the client.
@@ -101,9 +102,8 @@ pub(crate) fn warm(
 ) -> Result<WarmProgress> {
     let (recipe, _pin) = registry.recipe(&request.pipeline, &request.cache, &Guest::new(client))?;
     let Some(cache) = recipe.cache.clone() else {
-        return Err(Error::Invalid(
-            "nothing to warm: the cache is off (choose the form \"encoded\" or \"decoded\", and serve with --cache)".into(),
-        ));
+        return Err(invalid("nothing to warm: the cache is off")
+            .with_remedy("choose the form \"encoded\" or \"decoded\", and serve with --cache"));
     };
     cache.mark_warmed();
     let (done, results) = unbounded();
@@ -124,7 +124,7 @@ pub(crate) fn keep(stream: &Stream) -> Result<WarmProgress> {
     let producer = &stream.config.producer;
     let cache = producer
         .cache()
-        .ok_or_else(|| Error::Invalid("nothing to keep: the stream has no cache".into()))?;
+        .ok_or_else(|| invalid("nothing to keep: the stream has no cache"))?;
     cache.mark_warmed();
     let samples = u64::from(producer.samples());
     let so_far = WarmProgress {
@@ -230,7 +230,7 @@ impl WarmRun<'_> {
     }
 
     fn send_progress(&mut self, client: &Client) -> Result<()> {
-        let gone = || Error::Invalid("the client that asked for the warm-up has gone".into());
+        let gone = || invalid("the client that asked for the warm-up has gone");
         if client.is_gone() {
             return Err(gone());
         }

@@ -26,6 +26,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::connection::reply_queue::ReplyWriter;
+use crate::error::{ErrorKind, defect, from_lower, invalid, os};
 use crate::registry::Registry;
 use crate::{Error, Monitor, Result, Settings};
 
@@ -96,16 +97,14 @@ impl Server {
     pub fn bind(place: CoordinatorPaths, settings: Settings) -> Result<Server> {
         // No other process of the same user may read or write this one's memory through /proc.
         nix::sys::prctl::set_dumpable(false)
-            .map_err(|e| Error::io("cannot protect the process's memory", e))?;
+            .map_err(|e| os("cannot protect the process's memory", e))?;
         // Before the registry starts its threads, because they inherit the mask.
         let signals = block_signals()?;
-        place
-            .prepare()
-            .map_err(|e| Error::io("cannot use the socket's folder", e))?;
+        place.prepare().map_err(from_lower)?;
         // Only the holder of the lock may remove a socket that was left behind, so the lock comes first.
         let lock = take_lock(&place)?;
         let listener = listen(&place)?;
-        let what = |e| Error::io("cannot look at the socket", e);
+        let what = |e| os("cannot look at the socket", e);
         let files = [
             OwnFile::at(&place.socket).map_err(what)?,
             OwnFile::at(&place.lock()).map_err(what)?,
@@ -133,7 +132,7 @@ impl Server {
     /// When the socket fails, or a thread panicked that the coordinator cannot do without.
     pub fn run(&self) -> Result<StopReason> {
         let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
-        let reason = served.unwrap_or(Err(Error::Defect("the main thread panicked")));
+        let reason = served.unwrap_or(Err(defect("the main thread panicked")));
         // Retired before the connections end, so that no buffer is filled again while a job may still read it.
         self.registry
             .streams()
@@ -209,7 +208,7 @@ impl Server {
             PollTimeout::try_from(pause).unwrap_or(PollTimeout::MAX),
         ) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-            Err(e) => return Err(Error::io("cannot wait for connections", e)),
+            Err(e) => return Err(os("cannot wait for connections", e)),
         }
         let [connection, signal, _, ended] = fds.map(|fd| fd.any().unwrap_or(false));
         if ended {
@@ -397,7 +396,7 @@ impl Connections {
 
 fn event() -> Result<EventFd> {
     let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
-    event.map_err(|e| Error::io("cannot make an eventfd", e))
+    event.map_err(|e| os("cannot make an eventfd", e))
 }
 
 /// Blocks SIGINT and SIGTERM, and returns a descriptor that receives them. Threads started later inherit the mask.
@@ -406,23 +405,24 @@ fn block_signals() -> Result<SignalFd> {
     set.add(Signal::SIGINT);
     set.add(Signal::SIGTERM);
     set.thread_block()
-        .map_err(|e| Error::io("cannot block signals", e))?;
+        .map_err(|e| os("cannot block signals", e))?;
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-    SignalFd::with_flags(&set, flags).map_err(|e| Error::io("cannot make a signalfd", e))
+    SignalFd::with_flags(&set, flags).map_err(|e| os("cannot make a signalfd", e))
 }
 
 fn take_lock(place: &CoordinatorPaths) -> Result<Flock<File>> {
     let path = place.lock();
-    let what = || format!("cannot lock {}", path.display());
     loop {
-        let file = open_private(&path).map_err(|e| Error::io(what(), e))?;
-        let opened = file.metadata().map_err(|e| Error::io(what(), e))?;
+        let file = open_private(&path).map_err(from_lower)?;
+        let opened = file.metadata();
+        let opened = opened.map_err(|e| os(format!("cannot lock {}", path.display()), e))?;
         let opened = (opened.dev(), opened.ino());
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, _)| {
-            Error::Invalid(format!(
-                "another coordinator serves {}: use it, `coprep stop` it, or name another socket in COPREP_SOCKET",
+            invalid(format!(
+                "another coordinator serves {}",
                 place.socket.display()
             ))
+            .with_remedy("use it, `coprep stop` it, or name another socket in COPREP_SOCKET")
         })?;
         // A coordinator that just ended may have removed the file between the opening and the locking.
         if std::fs::symlink_metadata(&path).is_ok_and(|now| (now.dev(), now.ino()) == opened) {
@@ -431,29 +431,29 @@ fn take_lock(place: &CoordinatorPaths) -> Result<Flock<File>> {
     }
 }
 
-/// Removes a socket that a killed coordinator left behind, and nothing else.
-fn remove_old_socket(path: &Path) -> io::Result<()> {
+/// Removes a socket that a killed coordinator left behind, and nothing else. `what` names the purpose in the error.
+fn remove_old_socket(path: &Path, what: &str) -> Result<()> {
     match std::fs::symlink_metadata(path) {
-        Ok(there) if there.file_type().is_socket() => std::fs::remove_file(path),
-        Ok(_) => Err(io::Error::other(
-            "something that is no socket is there: remove it, or name another socket in COPREP_SOCKET",
-        )),
+        Ok(there) if there.file_type().is_socket() => {
+            std::fs::remove_file(path).map_err(|e| os(what, e))
+        }
+        Ok(_) => Err(Error::new(ErrorKind::Os, what)
+            .because("something that is no socket is there")
+            .with_remedy("remove it, or name another socket in COPREP_SOCKET")),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(e),
+        Err(e) => Err(os(what, e)),
     }
 }
 
 fn listen(place: &CoordinatorPaths) -> Result<UnixListener> {
-    let what = || format!("cannot listen on {}", place.socket.display());
-    remove_old_socket(&place.socket).map_err(|e| Error::io(what(), e))?;
+    let what = format!("cannot listen on {}", place.socket.display());
+    remove_old_socket(&place.socket, &what)?;
     // The umask makes the socket 0600 from its first moment.
     let before = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o177));
     let listener = UnixListener::bind(&place.socket);
     nix::sys::stat::umask(before);
-    let listener = listener.map_err(|e| Error::io(what(), e))?;
-    listener
-        .set_nonblocking(true)
-        .map_err(|e| Error::io(what(), e))?;
+    let listener = listener.map_err(|e| os(&what, e))?;
+    listener.set_nonblocking(true).map_err(|e| os(&what, e))?;
     Ok(listener)
 }
 /// Returns the longer of two limits. `None` is no limit, which an `Option` takes for the least.

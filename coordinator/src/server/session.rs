@@ -1,6 +1,6 @@
 //! One connection: reads requests and answers them. When it ends, for whatever reason, it releases everything it owns.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,19 +8,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_pipeline::{Pipeline, Slowness};
-use coprep_protocol::frame::{self, FrameError};
+use coprep_protocol::frame;
 use coprep_protocol::message::{Attach, Awaited, Reply, Request};
 use coprep_protocol::spec::PipelineSpec;
 use fail::fail_point;
 
+use crate::Result;
 use crate::connection::peer::{ConnectionEvent, Peer};
 use crate::connection::reply_queue::{ReplyQueue, ReplyWriter};
+use crate::error::{from_lower, invalid, refusal};
 use crate::produce::processes::Zygote;
 use crate::registry::{Answer, Guest, Registry};
 use crate::registry::{status, warm};
 use crate::server::Shutdown;
 use crate::stream::{Client, EpochOrder, RankId, Stream};
-use crate::{Error, Result};
 
 /// Interval at which a client that does not read its answers is checked for being gone.
 const LOOK: Duration = Duration::from_secs(1);
@@ -77,7 +78,7 @@ pub(crate) fn serve(
             // Dropped here and not while a panic unwinds, when a second panic would end the process.
             drop(session);
         }
-        Err(FrameError::Closed) => {}
+        Err(e) if *e.kind() == frame::ErrorKind::Closed => {}
         Err(e) => tracing::warn!(error = %e, "a connection is refused"),
     }
 }
@@ -100,18 +101,18 @@ impl Drop for HangUp<'_> {
 }
 
 /// Reads the greeting, which must be the first message and come within 10 seconds.
-fn greet(socket: &UnixStream, replies: &ReplyWriter) -> std::result::Result<Client, FrameError> {
+fn greet(socket: &UnixStream, replies: &ReplyWriter) -> frame::Result<Client> {
     // A peer that says nothing must not keep a thread and a place among the connections.
-    socket.set_read_timeout(Some(std::time::Duration::from_secs(10)))?;
+    socket
+        .set_read_timeout(Some(std::time::Duration::from_secs(10)))
+        .map_err(frame::failed)?;
     let (request, _) = frame::receive_despite_signals::<Request>(socket)?;
     // From here on a client may be silent for hours. `Peer::wait` sees its end.
-    socket.set_read_timeout(None)?;
+    socket.set_read_timeout(None).map_err(frame::failed)?;
     let Request::Hello { name, pid } = request else {
-        return Err(FrameError::Malformed(
-            "the first message is not a greeting".into(),
-        ));
+        return Err(frame::malformed("the first message is not a greeting"));
     };
-    let reply_queue = ReplyQueue::new(socket, replies)?;
+    let reply_queue = ReplyQueue::new(socket, replies).map_err(frame::failed)?;
     reply_queue.send(&Reply::Welcome {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -126,7 +127,7 @@ fn greet(socket: &UnixStream, replies: &ReplyWriter) -> std::result::Result<Clie
 }
 
 impl Session<'_> {
-    fn run(&mut self, socket: &UnixStream) -> std::result::Result<(), FrameError> {
+    fn run(&mut self, socket: &UnixStream) -> frame::Result<()> {
         loop {
             // Do not read a client that asks without reading its answers.
             while !self.client.reply_queue.wait_for_room(LOOK) {
@@ -135,38 +136,34 @@ impl Session<'_> {
                 }
             }
             // A process that has ended is gone, even if a child of it holds the socket.
-            if self.client.peer.wait(socket)? == ConnectionEvent::Gone {
+            if self.client.peer.wait(socket).map_err(frame::failed)? == ConnectionEvent::Gone {
                 return Ok(());
             }
             match frame::receive::<Request>(socket) {
                 Ok((request, descriptors)) => self.answer(request, descriptors)?,
-                Err(FrameError::Closed) => return Ok(()),
-                Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                // The client ended without reading all of its replies, which is no failure.
-                Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::ConnectionReset => {
-                    return Ok(());
-                }
-                Err(e) => return Err(e),
+                Err(e) => match e.kind() {
+                    // With a reset, the client ended without reading all of its replies, which is no failure.
+                    frame::ErrorKind::Closed
+                    | frame::ErrorKind::Io(io::ErrorKind::ConnectionReset) => return Ok(()),
+                    frame::ErrorKind::Io(io::ErrorKind::Interrupted) => {}
+                    _ => return Err(e),
+                },
             }
         }
     }
 
-    fn answer(
-        &mut self,
-        request: Request,
-        descriptors: Vec<OwnedFd>,
-    ) -> std::result::Result<(), FrameError> {
+    fn answer(&mut self, request: Request, descriptors: Vec<OwnedFd>) -> frame::Result<()> {
         fail_point!("session-request");
         match self.handle(request, descriptors) {
             Ok(Some(reply)) => self.client.reply_queue.send(&reply),
             Ok(None) => Ok(()),
-            Err(e) => self.client.reply_queue.send(&Reply::Refused(e.refusal())),
+            Err(e) => self.client.reply_queue.send(&Reply::Refused(refusal(&e))),
         }
     }
 
     fn handle(&mut self, request: Request, descriptors: Vec<OwnedFd>) -> Result<Option<Reply>> {
         match request {
-            Request::Hello { .. } => Err(Error::Invalid("greeted twice".into())),
+            Request::Hello { .. } => Err(invalid("greeted twice")),
             Request::Attach(attach) => self.attach(&Arc::from(attach), descriptors),
             Request::Prepare { code, dataset } => {
                 // If it fails, the job gets the error when it attaches.
@@ -188,7 +185,7 @@ impl Session<'_> {
             } => {
                 let (stream, rank_id) = self.place()?;
                 let file = descriptors.into_iter().next();
-                let file = file.ok_or_else(|| Error::Invalid("an order without a file".into()))?;
+                let file = file.ok_or_else(|| invalid("an order without a file"))?;
                 let order = EpochOrder::read(file, samples, stream.config.producer.samples())?;
                 stream.tell_order(*rank_id, epoch, order, is_settled);
                 Ok(None)
@@ -267,14 +264,14 @@ impl Session<'_> {
     fn stream(&self, id: u64) -> Result<Arc<Stream>> {
         let streams = self.registry.streams();
         let found = streams.into_iter().find(|s| s.config.id == id);
-        found.ok_or_else(|| Error::Invalid(format!("there is no stream {id}")))
+        found.ok_or_else(|| invalid(format!("there is no stream {id}")))
     }
 
     fn describe(&self, spec: &PipelineSpec) -> Result<Reply> {
         let fields = if spec.ops.is_empty() {
             Vec::new()
         } else {
-            vec![Pipeline::compile(&spec.ops)?.output()]
+            vec![Pipeline::compile(&spec.ops).map_err(from_lower)?.output()]
         };
         let guest = Guest::new(&self.client);
         let dataset = self.registry.dataset(&spec.source, &guest)?;
@@ -288,7 +285,7 @@ impl Session<'_> {
     fn place(&self) -> Result<&(Arc<Stream>, RankId)> {
         self.place
             .as_ref()
-            .ok_or_else(|| Error::Invalid("this connection is not attached to a stream".into()))
+            .ok_or_else(|| invalid("this connection is not attached to a stream"))
     }
 
     fn attach(
@@ -297,7 +294,7 @@ impl Session<'_> {
         descriptors: Vec<OwnedFd>,
     ) -> Result<Option<Reply>> {
         if self.place.is_some() {
-            return Err(Error::Invalid("this connection is attached already".into()));
+            return Err(invalid("this connection is attached already"));
         }
         let dataset = descriptors.into_iter().next().map(Arc::new);
         let answer = self
@@ -316,7 +313,7 @@ impl Session<'_> {
         let attached = Reply::Attached(Box::new(registration.attached));
         let reply_queue = &self.client.reply_queue;
         let sent = reply_queue.send_with(&attached, registration.descriptors.into());
-        sent.map_err(|e| Error::Invalid(format!("the client went away while attaching: {e}")))?;
+        sent.map_err(|e| invalid("the client went away while attaching").because(e))?;
         stream.begin();
         Ok(None)
     }

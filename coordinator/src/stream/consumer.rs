@@ -9,7 +9,7 @@ use coprep_protocol::id_set;
 use coprep_protocol::item::{ENDS_BATCH, ENDS_EPOCH, LEFT_OUT, SKIPPED, StallSplit};
 use coprep_protocol::message::{Reply, SampleError, Skipped};
 use coprep_scheduler::{Delivery, JobId};
-use coprep_shared_memory::handover::{Bell, Item, ItemKind, Sender};
+use coprep_shared_memory::handover::{Bell, Full, Item, ItemKind, Sender};
 use coprep_shared_memory::staging::Lease;
 use roaring::RoaringBitmap;
 
@@ -108,9 +108,6 @@ pub(crate) struct ConsumerProgress {
     pub(crate) any: bool,
 }
 
-/// The consumer wrote a value into its page that makes no sense, so its session ends.
-pub(crate) struct ProtocolViolation(pub(crate) String);
-
 /// Bounds of the time after which a consumer counts as absent while others lack buffers. It is absent if it leaves an
 /// item unread for three times as long as it usually does, and at least for the first of these. The second one bounds
 /// the time that is taken to be usual.
@@ -199,17 +196,16 @@ impl Consumer {
     }
 
     /// Reads from the consumer's page which items it took and released.
-    pub(crate) fn poll(&mut self) -> Result<ConsumerProgress, ProtocolViolation> {
+    ///
+    /// # Errors
+    /// When the consumer wrote a value there that makes no sense, so that its session must end.
+    pub(crate) fn poll(&mut self) -> coprep_shared_memory::Result<ConsumerProgress> {
         // The releases are read first. A consumer may take an item and release it between the two reads. If the takes
         // were read first, the release would be of an item that is not known to be held, and the buffer would stay
         // held.
         let mut released = Vec::new();
-        let read = self.sender.poll_released(|seq| released.push(seq));
-        read.map_err(|e| ProtocolViolation(e.to_string()))?;
-        let taken = self
-            .sender
-            .taken()
-            .map_err(|e| ProtocolViolation(e.to_string()))?;
+        self.sender.poll_released(|seq| released.push(seq))?;
+        let taken = self.sender.taken()?;
         let mut progress = self.note_taken(taken);
         progress.any |= !released.is_empty();
         for seq in released {
@@ -279,9 +275,12 @@ impl Consumer {
 
     /// Takes back all items that are published and not taken, and puts them first in `pending`. Returns the progress
     /// that the consumer made before that.
-    pub(crate) fn take_back(&mut self) -> Result<ConsumerProgress, ProtocolViolation> {
-        let first = self.sender.take_back();
-        let progress = self.note_taken(first.map_err(|e| ProtocolViolation(e.to_string()))?);
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    pub(crate) fn take_back(&mut self) -> coprep_shared_memory::Result<ConsumerProgress> {
+        let first = self.sender.take_back()?;
+        let progress = self.note_taken(first);
         // The shared count has moved past these items, so they come again under new numbers.
         self.next_taken = self.next_seq;
         self.unread_since = None;
@@ -335,11 +334,10 @@ impl Consumer {
 
     /// Publishes all items that are ready, in order, up to the end of `last_epoch`. Returns the number of samples
     /// handed over.
-    pub(crate) fn flush(
-        &mut self,
-        stall_clock: &StallClock,
-        last_epoch: u64,
-    ) -> Result<u64, ProtocolViolation> {
+    ///
+    /// # Errors
+    /// [`Full`], which would be a defect: the ring is only given an item after it was found to have room.
+    pub(crate) fn flush(&mut self, stall_clock: &StallClock, last_epoch: u64) -> Result<u64, Full> {
         let mut samples = 0;
         while let Some(next) = self.pending.front() {
             if next.is_later_than(last_epoch) || self.sender.is_full() {
@@ -355,10 +353,7 @@ impl Consumer {
                 item.tag = self.shares(stall_clock).pack();
                 samples += u64::from(item.len);
             }
-            let seq = self
-                .sender
-                .publish(item)
-                .map_err(|e| ProtocolViolation(e.to_string()))?;
+            let seq = self.sender.publish(item)?;
             self.next_seq = seq + 1;
             self.unread_since.get_or_insert_with(Instant::now);
             let what = self.pending.pop_front();

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use coprep_protocol::nap::nap;
 use fail::fail_point;
 
+use crate::Result;
+use crate::error::os;
 use crate::produce::processes::Trouble;
 use crate::stream::Stream;
-use crate::{Error, Result};
 
 /// Interval at which the driver checks for work even if nobody rings. Nothing depends on it: see [`nap`].
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -23,7 +24,7 @@ impl Stream {
         let builder = std::thread::Builder::new().name(format!("stream-{}", self.config.id));
         builder
             .spawn(move || drive(&stream))
-            .map_err(|e| Error::io("cannot start a thread", e))?;
+            .map_err(|e| os("cannot start a thread", e))?;
         Ok(())
     }
 

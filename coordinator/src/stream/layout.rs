@@ -4,6 +4,7 @@ use coprep_protocol::spec::{BLOB, Field};
 use coprep_shared_memory::staging::Layout;
 
 use crate::Result;
+use crate::error::from_lower;
 
 /// Smallest and largest number of staging buffers of a stream.
 const BUFFERS: std::ops::RangeInclusive<u64> = 12..=64;
@@ -17,16 +18,18 @@ pub(crate) fn layout(fields: &[Field], slots: u32, staging_bytes: u64) -> Result
     let for_large = blob.map_or(0, |_| staging_bytes / FOR_LARGE);
     let sizes: Vec<usize> = fields.iter().map(Field::sample_bytes).collect();
     // A layout of one buffer gives the bytes of each.
-    let one = Layout::new(&sizes, slots, 1)?;
+    let one = Layout::new(&sizes, slots, 1).map_err(from_lower)?;
     let fitting = (staging_bytes - for_large) / one.stride().max(1) as u64;
     let buffers = fitting.clamp(*BUFFERS.start(), *BUFFERS.end());
-    let layout = Layout::new(&sizes, slots, buffers as u32)?;
+    let layout = Layout::new(&sizes, slots, buffers as u32).map_err(from_lower)?;
     let Some(blob) = blob else {
         return Ok(layout);
     };
     // The buffers may leave more than the reserved part, or less if the fewest take more than their share.
     let left = staging_bytes.saturating_sub(layout.total_bytes() as u64);
-    Ok(layout.with_large(blob, left.max(for_large))?)
+    layout
+        .with_large(blob, left.max(for_large))
+        .map_err(from_lower)
 }
 
 /// Returns the most bytes that a slot may reserve for data of variable size. With the fewest buffers, this takes no

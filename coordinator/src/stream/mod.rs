@@ -27,6 +27,7 @@ mod replay;
 mod sample;
 mod status;
 
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -34,11 +35,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use coprep_protocol::message::{Attach, Attached, Departure, ResumePoint};
 use coprep_protocol::spec::Field;
 use coprep_scheduler::{Config, Scheduler};
-use coprep_shared_memory::handover::{Doorbell, Sender};
+use coprep_shared_memory::handover::{Bell, Doorbell, Sender};
 use coprep_shared_memory::staging::StagingPool;
 use fail::fail_point;
 
 use crate::Result;
+use crate::error::from_lower;
 use crate::produce::processes::{IdleForkServer, Trouble};
 use crate::produce::threads::ThreadPool;
 pub(crate) use crate::stream::config::{Client, RankId, Registration, StreamConfig, StreamKey};
@@ -98,7 +100,7 @@ impl Stream {
         let replay = config
             .is_replayed
             .then(|| Replay::new(layout.buffers, layout.slots));
-        let doorbell = Arc::new(Doorbell::new()?);
+        let doorbell = Arc::new(Doorbell::new().map_err(from_lower)?);
         // The last reader of a minibatch may be a worker, or another job.
         let rung = doorbell.clone();
         pool.on_free(move || rung.ring_if_idle());
@@ -153,6 +155,18 @@ impl Stream {
         let _ = catch_unwind(AssertUnwindSafe(|| drop(given_up)));
     }
 
+    /// Makes the hand-over to one consumer: the sending end, the consumer's bell, and the descriptors for its client.
+    fn hand_over(
+        &self,
+        request: &Attach,
+    ) -> coprep_shared_memory::Result<(Sender, Bell, [OwnedFd; 4])> {
+        let mut sender = Sender::create(self.ring_capacity(request.batch_size))?;
+        let (deliver, reply) = sender.fds()?;
+        let bell = self.doorbell.bell()?;
+        let descriptors = [self.pool.reader_fd()?, deliver, reply, bell.fd()?];
+        Ok((sender, bell, descriptors))
+    }
+
     /// Adds a consumer. A job of several ranks begins when its last rank is here. `known` lists ranks that have left
     /// the job. Returns `None` if the stream has been closed.
     pub(crate) fn attach(
@@ -162,10 +176,7 @@ impl Stream {
         client: &Client,
     ) -> Result<Option<Registration>> {
         // Files and memory are made before the lock is taken, because that may take a while, or fail.
-        let mut sender = Sender::create(self.ring_capacity(request.batch_size))?;
-        let (deliver, reply) = sender.fds()?;
-        let bell = self.doorbell.bell()?;
-        let descriptors = [self.pool.reader_fd()?, deliver, reply, bell.fd()?];
+        let (sender, bell, descriptors) = self.hand_over(request).map_err(from_lower)?;
         let consumer = Consumer::new(client.pid, client.reply_queue.clone(), sender, bell);
         self.serve_when_it_has_read(client);
         let mut engine = self.engine();

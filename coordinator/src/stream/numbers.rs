@@ -21,7 +21,8 @@ use coprep_protocol::message::{self, Attach, MOST_DRAWS};
 use coprep_scheduler::{Draw, below, keyed};
 use roaring::RoaringBitmap;
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::invalid;
 
 /// The mapping from the numbers of a stream's epochs to samples.
 #[derive(Clone)]
@@ -202,37 +203,34 @@ fn weighted(sums: &[f64], random: u64) -> u32 {
 /// # Errors
 /// When an epoch would have no draw, or nothing could be drawn.
 pub(crate) fn check(draws: &message::DrawsRequest, samples: u32) -> Result<()> {
-    let invalid = |why: String| Err(Error::Invalid(why));
     if draws.count == 0 || draws.count > MOST_DRAWS {
-        return invalid(format!(
-            "an epoch of {} draws: it must have between 1 and {MOST_DRAWS}",
-            draws.count
-        ));
+        return Err(invalid(format!("an epoch of {} draws", draws.count))
+            .with_remedy(format!("it must have between 1 and {MOST_DRAWS}")));
     }
     if samples == 0 {
-        return invalid("the dataset has no samples to draw from".into());
+        return Err(invalid("the dataset has no samples to draw from"));
     }
     let Some(weights) = &draws.weights else {
         return Ok(());
     };
     if weights.len() != samples as usize {
-        return invalid(format!(
-            "the sampler has {} weights, and the dataset {samples} samples: it must have one for each",
+        return Err(invalid(format!(
+            "the sampler has {} weights, and the dataset {samples} samples",
             weights.len()
-        ));
+        ))
+        .with_remedy("it must have one for each"));
     }
     let is_weight = |weight: &f64| weight.is_finite() && *weight >= 0.0;
     if let Some(id) = weights.iter().position(|weight| !is_weight(weight)) {
-        return invalid(format!(
-            "the weight of sample {id} is {}: weights must be finite and not negative",
-            weights[id]
-        ));
+        return Err(
+            invalid(format!("the weight of sample {id} is {}", weights[id]))
+                .with_remedy("weights must be finite and not negative"),
+        );
     }
     let total: f64 = weights.iter().sum();
     if !total.is_finite() || total <= 0.0 {
-        return invalid(format!(
-            "the sum of the weights is {total}: it must be finite and positive"
-        ));
+        return Err(invalid(format!("the sum of the weights is {total}"))
+            .with_remedy("it must be finite and positive"));
     }
     Ok(())
 }

@@ -117,7 +117,8 @@ fn epochs(loader: &Loader) -> coprep_client::Result<()> {
                     held = Some(batch);
                 }
                 Ok(Event::EndOfEpoch) => break,
-                Ok(Event::NotYet | Event::Skipped(_)) | Err(coprep_client::Error::Sample(_)) => {}
+                Ok(Event::NotYet | Event::Skipped(_)) => {}
+                Err(e) if matches!(e.kind(), coprep_client::ErrorKind::Sample(_)) => {}
                 Err(e) => return Err(e),
             }
             if epoch == 0 && given.len() == 3 {

@@ -28,11 +28,19 @@ pub struct Metrics {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The error that keeps metrics from being served.
-#[derive(Debug)]
-pub struct Error {
-    address: SocketAddr,
-    source: io::Error,
+/// The error that keeps metrics from being served. See [`coprep_error`].
+pub type Error = coprep_error::Error<ErrorKind>;
+
+/// The class of an [`Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Somebody else listens at the address.
+    InUse,
+    /// This user may not listen at the port.
+    Denied,
+    /// The operating system refused the address or a thread.
+    Os,
 }
 
 impl Metrics {
@@ -41,7 +49,7 @@ impl Metrics {
     /// # Errors
     /// If the address cannot be listened at, or if no thread can be started.
     pub fn serve(address: SocketAddr, monitor: Monitor) -> Result<Self, Error> {
-        let failed = |source| Error { address, source };
+        let failed = |source| cannot_serve(address, source);
         let listener = TcpListener::bind(address).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let (end, ended) = oneshot::channel();
@@ -69,6 +77,22 @@ impl Drop for Metrics {
             // If the thread has panicked, its message is printed already, and the coordinator ends as usual.
             let _ = thread.join();
         }
+    }
+}
+
+fn cannot_serve(address: SocketAddr, source: io::Error) -> Error {
+    let reason = source.kind();
+    let error =
+        |kind| Error::new(kind, format!("cannot serve metrics at {address}")).because(source);
+    match reason {
+        io::ErrorKind::AddrInUse => error(ErrorKind::InUse).with_remedy(
+            "somebody else listens there, perhaps another coordinator: choose another port, or 0 for any free one, with \
+             --metrics or COPREP_METRICS",
+        ),
+        io::ErrorKind::PermissionDenied => {
+            error(ErrorKind::Denied).with_remedy("choose a port above 1023")
+        }
+        _ => error(ErrorKind::Os),
     }
 }
 
@@ -117,24 +141,6 @@ pub fn loopback(text: &str) -> Result<SocketAddr, String> {
          tunnel (ssh -L {port}:127.0.0.1:{port} HOST) or a proxy that knows its users"
     ))
 }
-
-impl std::fmt::Display for Error {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Error { address, source } = self;
-        write!(f, "cannot serve metrics at {address}: {source}")?;
-        match source.kind() {
-            io::ErrorKind::AddrInUse => write!(
-                f,
-                "; somebody else listens there, perhaps another coordinator: choose another port, or 0 for any free \
-                 one, with --metrics or COPREP_METRICS"
-            ),
-            io::ErrorKind::PermissionDenied => write!(f, "; choose a port above 1023"),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl std::error::Error for Error {}
 
 #[cfg(test)]
 mod tests {

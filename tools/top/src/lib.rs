@@ -22,7 +22,7 @@ use std::io::IsTerminal;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use coprep_client::{Error, control};
+use coprep_client::{Error, ErrorKind, control};
 use coprep_protocol::message::Status;
 use coprep_protocol::paths::CoordinatorPaths;
 use nix::sys::signal::Signal;
@@ -59,7 +59,7 @@ pub enum ScreenExit {
 pub fn show(place: &CoordinatorPaths, interval: Duration) -> Result<ScreenExit> {
     let first = match control::status(place, SLOW) {
         // No coordinator runs yet: people open this first, and then start their jobs.
-        Err(Error::Absent { .. }) => None,
+        Err(e) if *e.kind() == ErrorKind::Absent => None,
         status => Some(status?),
     };
     let mut watch = Watch::start(place, interval)?;
@@ -171,11 +171,11 @@ fn run(
 fn show_status(screen: &mut Screen, status: std::result::Result<Status, Error>) {
     match status {
         Ok(status) => screen.update(status),
-        Err(Error::Absent { .. } | Error::Disconnected(_))
-            // None has been seen yet, so none has ended.
-            if screen.connection == ConnectionState::Awaited => {}
-        Err(Error::Absent { .. } | Error::Disconnected(_)) => {
-            screen.connection = ConnectionState::Ended;
+        Err(e) if matches!(e.kind(), ErrorKind::Absent | ErrorKind::Disconnected) => {
+            // While none has been seen yet, none has ended.
+            if screen.connection != ConnectionState::Awaited {
+                screen.connection = ConnectionState::Ended;
+            }
         }
         Err(e) => screen.connection = ConnectionState::Failed(e.to_string()),
     }

@@ -12,7 +12,7 @@ use coprep_protocol::message::{Departure, Reply, Request};
 use coprep_shared_memory::lock::lock;
 
 use crate::connection::{ConnectOptions, Connection};
-use crate::error::Error;
+use crate::error::ErrorKind;
 use crate::loader::{Loader, LoaderState};
 use crate::timeout::{InterruptCheck, Timeout, no_interrupt};
 
@@ -73,7 +73,8 @@ impl Loader {
             let answer = Connection::open(&self.options.place, &options)
                 .and_then(|c| c.ask(&request, "the departure", timeout.left(), &interrupt_check));
             // A coordinator that refuses the departure once would refuse it again.
-            if matches!(answer, Ok(Reply::Left) | Err(Error::Refused(_))) {
+            let is_refused = matches!(&answer, Err(e) if matches!(e.kind(), ErrorKind::Refused(_)));
+            if is_refused || matches!(answer, Ok(Reply::Left)) {
                 return;
             }
             let _ = timeout.sleep(RETRY_PAUSE);

@@ -16,7 +16,7 @@ use roaring::RoaringBitmap;
 use crate::attachment::Attachment;
 use crate::batch::{Assembly, Batch};
 use crate::connection::Connection;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result, explained, invalid, refused, violation};
 use crate::loader::Code;
 use crate::loader::position;
 use crate::notice::{NOTIFY_AFTER, Notice, Wait};
@@ -159,10 +159,7 @@ impl LoaderLink {
                 };
                 Ok((link, *attached))
             }
-            (Reply::Refused(mut refusal), _) => Err(match refusal.sample.take() {
-                Some(sample) => Error::Sample(sample),
-                None => Error::Refused(refusal),
-            }),
+            (Reply::Refused(refusal), _) => Err(refused(refusal)),
             (other, _) => Err(unexpected(&other)),
         }
     }
@@ -193,7 +190,7 @@ impl LoaderLink {
                 // This is the late answer to a request that was given up.
                 Ok(_) => {}
                 // After a timeout the coordinator still has the message. Only a lost connection calls for another one.
-                Err(e) => return !e.is_lost(),
+                Err(e) => return !e.kind().is_lost(),
             }
         }
     }
@@ -240,7 +237,12 @@ impl LoaderLink {
 
     /// Returns the next item of an epoch of this job, if one is ready. The caller must release or hold it.
     pub(super) fn try_next(&self) -> Result<Option<(u64, Item)>> {
-        while let Some((seq, item)) = self.attachment.receiver.try_next()? {
+        while let Some((seq, item)) = self
+            .attachment
+            .receiver
+            .try_next()
+            .map_err(Error::from_lower)?
+        {
             if seq >= self.first_seq {
                 return Ok(Some((seq, item)));
             }
@@ -260,7 +262,10 @@ impl LoaderLink {
     }
 
     pub(super) fn release(&self, seq: u64) -> Result<()> {
-        Ok(self.attachment.receiver.release(seq)?)
+        self.attachment
+            .receiver
+            .release(seq)
+            .map_err(Error::from_lower)
     }
 
     /// Takes a part of a batch of `size` samples. Returns the batch and its numbers if the part completes it.
@@ -315,7 +320,7 @@ impl LoaderLink {
     pub(super) fn send_order(&mut self, epoch: u64, ids: &[u32], is_settled: bool) -> Result<()> {
         let samples = ids.len() as u32;
         let file = order::write(ids)
-            .map_err(|e| Error::Invalid(format!("no memory for {samples} sample ids: {e}")))?;
+            .map_err(|e| invalid(format!("no memory for {samples} sample ids")).because(e))?;
         let request = Request::TellOrder {
             epoch,
             samples,
@@ -341,7 +346,7 @@ impl LoaderLink {
         match self.store(reply)? {
             None => Ok(()),
             // The coordinator refuses the proposal of this consumer as malformed.
-            Some(Reply::Refused(refusal)) => Err(Error::Refused(refusal)),
+            Some(Reply::Refused(refusal)) => Err(refused(refusal)),
             Some(other) => Err(unexpected(&other)),
         }
     }
@@ -386,7 +391,7 @@ impl LoaderLink {
         self.connection.send(&Request::State { epoch, batches })?;
         match self.reply(timeout, "the job's state")? {
             Reply::State(state) if state.epoch == epoch => position::read_ids(&state.delivered),
-            Reply::State(state) => Err(Error::ProtocolViolation(format!(
+            Reply::State(state) => Err(violation(format!(
                 "a state of epoch {} instead of {epoch}",
                 state.epoch
             ))),
@@ -494,7 +499,7 @@ impl LoaderLink {
             let reply = self.receive(timeout, what)?;
             match self.store(reply)? {
                 None => {}
-                Some(Reply::Refused(refusal)) => return Err(Error::Refused(refusal)),
+                Some(Reply::Refused(refusal)) => return Err(refused(refusal)),
                 Some(reply) => return Ok(reply),
             }
         }
@@ -512,7 +517,7 @@ impl LoaderLink {
         // Most waits are short, so the coordinator is asked for the reason only after this time.
         let first = Timeout::new(NOTIFY_AFTER.min(timeout.left()), timeout.interrupt_check());
         match self.reply(&first, what) {
-            Err(Error::Timeout { .. }) if !timeout.is_over() => {}
+            Err(e) if *e.kind() == ErrorKind::Timeout && !timeout.is_over() => {}
             other => return other,
         }
         self.connection.send(&Request::WhoIsAwaited)?;
@@ -522,7 +527,7 @@ impl LoaderLink {
                     wait.record(awaited);
                     wait.notify_if_due()?;
                 }
-                Err(error) => return Err(error.explained(wait.explanation())),
+                Err(error) => return Err(explained(error, wait.explanation())),
                 reply => return reply,
             }
         }
@@ -565,12 +570,12 @@ impl Drop for LoaderLink {
 
 /// Reads the file that came with an order.
 fn read_order(samples: u32, descriptors: Vec<OwnedFd>) -> Result<Vec<u32>> {
-    let malformed = |why: String| Error::ProtocolViolation(format!("the order of an epoch: {why}"));
+    let malformed = |why: String| violation(format!("the order of an epoch: {why}"));
     let file = descriptors.into_iter().next();
     let file = file.ok_or_else(|| malformed("no file came with it".into()))?;
     order::read(file, samples).map_err(|e| malformed(e.to_string()))
 }
 
 fn unexpected(reply: &Reply) -> Error {
-    Error::ProtocolViolation(format!("unexpected answer {reply:?}"))
+    violation(format!("unexpected answer {reply:?}"))
 }

@@ -35,7 +35,9 @@ use roaring::RoaringBitmap;
 use crate::attachment::Owner;
 use crate::batch::Batch;
 use crate::connection::{ConnectOptions, Connection};
-use crate::error::{Error, Result};
+use crate::error::{
+    Error, ErrorKind, Result, closed, disconnected, invalid, sample_failed, timed_out, violation,
+};
 use crate::loader::link::{LoaderLink, PartFlags, is_skip, left_out};
 use crate::loader::orders::SentOrders;
 use crate::loader::position::Position;
@@ -201,7 +203,7 @@ fn check_same(before: &Attached, now: &Attached) -> Result<()> {
             .collect()
     };
     if before.dataset_samples != now.dataset_samples || fixed(before) != fixed(now) {
-        return Err(Error::Invalid(format!(
+        return Err(invalid(format!(
             "the dataset changed while the coordinator was restarted: it had {} samples and has {}",
             before.dataset_samples, now.dataset_samples
         )));
@@ -213,7 +215,7 @@ impl Loader {
     /// Creates a loader that has not attached yet.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when `attach.resume` is malformed.
+    /// [`ErrorKind::Invalid`] when `attach.resume` is malformed.
     pub fn new(options: LoaderOptions) -> Result<Arc<Self>> {
         let position = Position::new(options.attach.resume.as_ref(), options.attach.world_size)?;
         let watched = options.attach.world_size > 1;
@@ -246,7 +248,7 @@ impl Loader {
     /// Makes the loader attach over the connection of this preparation.
     ///
     /// # Errors
-    /// [`Error::Forked`], [`Error::Closed`].
+    /// [`ErrorKind::Forked`], [`ErrorKind::Closed`].
     pub fn use_preparation(&self, preparation: Preparation) -> Result<()> {
         self.inner()?.preparation = Some(preparation);
         Ok(())
@@ -255,7 +257,7 @@ impl Loader {
     /// Records the order of the epoch of [`Attach::resume`], which this job was given before.
     ///
     /// # Errors
-    /// [`Error::Forked`], [`Error::Closed`].
+    /// [`ErrorKind::Forked`], [`ErrorKind::Closed`].
     pub fn resume_order(&self, ids: Vec<u32>) -> Result<()> {
         let mut inner = self.inner()?;
         let epoch = inner.position.epoch();
@@ -267,7 +269,7 @@ impl Loader {
         self.owner.check()?;
         let inner = lock(&self.inner);
         if inner.closed {
-            Err(Error::Closed)
+            Err(closed())
         } else {
             Ok(inner)
         }
@@ -280,11 +282,11 @@ impl Loader {
     /// Returns the coordinator's answer to attaching. Attaches first if the loader has not.
     ///
     /// # Errors
-    /// [`Error::Refused`], and the errors of connecting.
+    /// [`ErrorKind::Refused`], and the errors of connecting.
     pub fn attached(&self) -> Result<Attached> {
         let mut inner = self.inner()?;
         self.attach_if_needed(&mut inner)?;
-        inner.attached.clone().ok_or(Error::Closed)
+        inner.attached.clone().ok_or_else(closed)
     }
 
     /// Returns the number of batches that each rank is given per epoch.
@@ -311,7 +313,7 @@ impl Loader {
     /// Returns the epoch that is being iterated, or the one that [`start_epoch`](Self::start_epoch) begins next.
     ///
     /// # Errors
-    /// [`Error::Forked`], [`Error::Closed`].
+    /// [`ErrorKind::Forked`], [`ErrorKind::Closed`].
     pub fn epoch(&self) -> Result<u64> {
         Ok(self.inner()?.position.next_epoch())
     }
@@ -380,7 +382,7 @@ impl Loader {
         let began = Instant::now();
         let next = loop {
             match self.try_restart(inner) {
-                Err(e) if e.is_lost() && began.elapsed() < self.options.timeout => {
+                Err(e) if e.kind().is_lost() && began.elapsed() < self.options.timeout => {
                     self.reconnect(inner)?;
                 }
                 restarted => break restarted?,
@@ -399,7 +401,7 @@ impl Loader {
         let epoch = inner.position.epoch();
         match &mut inner.link {
             Some(link) => link.restart(epoch, &timeout, &self.options.notice),
-            None => Err(Error::Disconnected("it was lost before".into())),
+            None => Err(disconnected("it was lost before")),
         }
     }
 
@@ -451,9 +453,9 @@ impl Loader {
     /// Returns the next event, after waiting for `slice` at most.
     ///
     /// # Errors
-    /// [`Error::Sample`]: the rest of that batch still comes, so that the caller may go on.
-    /// [`Error::Timeout`] when nothing came for [`LoaderOptions::timeout`] (over several calls).
-    /// [`Error::Refused`], [`Error::Start`], ... when the connection was lost and cannot be had again.
+    /// [`ErrorKind::Sample`]: the rest of that batch still comes, so that the caller may go on.
+    /// [`ErrorKind::Timeout`] when nothing came for [`LoaderOptions::timeout`] (over several calls).
+    /// [`ErrorKind::Refused`], [`ErrorKind::Start`], ... when the connection was lost and cannot be had again.
     pub fn next(&self, slice: Duration) -> Result<Event> {
         let mut inner = self.inner()?;
         let end = Instant::now() + slice;
@@ -467,7 +469,7 @@ impl Loader {
                     return self.not_yet(&mut inner);
                 }
                 Ok(None) => {}
-                Err(e) if e.is_lost() => self.reconnect(&mut inner)?,
+                Err(e) if e.kind().is_lost() => self.reconnect(&mut inner)?,
                 Err(e) => {
                     inner.waiting.end();
                     return Err(e);
@@ -488,7 +490,7 @@ impl Loader {
         Self::record_orders(inner)?;
         let awaits_order = self.awaits_order(inner);
         let Some(link) = &mut inner.link else {
-            return Err(Error::Disconnected("it was lost before".into()));
+            return Err(disconnected("it was lost before"));
         };
         if awaits_order {
             return self.wait_for_order(inner, end).map(|()| None);
@@ -502,7 +504,7 @@ impl Loader {
         // The connection is checked only before a wait: while there are items, it does not matter whether the
         // coordinator lives.
         if link.is_lost() {
-            return Err(Error::Disconnected("it has hung up".into()));
+            return Err(disconnected("it has hung up"));
         }
         let began = Instant::now();
         // The slice bounds the time until the next interrupt check and the next check of the coordinator. An item wakes
@@ -536,7 +538,7 @@ impl Loader {
                 return Ok(None);
             }
             self.lock_stats().errors += 1;
-            return Err(Error::Sample(Box::new(error)));
+            return Err(sample_failed(error));
         }
         self.count_wait(inner, began);
         Ok(None)
@@ -591,10 +593,7 @@ impl Loader {
                 link.expect_error(item);
                 Ok(None)
             }
-            None => Err(Error::ProtocolViolation(format!(
-                "an item of kind {}",
-                item.kind
-            ))),
+            None => Err(violation(format!("an item of kind {}", item.kind))),
         }
     }
 
@@ -640,14 +639,11 @@ impl Loader {
         let before = inner.waiting.reattach_failure.take();
         inner.waiting.end();
         let now = self.explain(inner)?;
-        Err(Error::Timeout {
-            what: "a batch",
-            waited,
-            explanation: match before {
-                Some(failure) => format!("{now}; before that, {failure}"),
-                None => now,
-            },
-        })
+        let explanation = match before {
+            Some(failure) => format!("{now}; before that, {failure}"),
+            None => now,
+        };
+        Err(timed_out("a batch", waited, explanation))
     }
 
     /// Returns the coordinator's explanation of a wait that was too long.
@@ -658,7 +654,7 @@ impl Loader {
             .map(|link| link.explain(EXPLAIN_TIMEOUT, &self.options.interrupt_check));
         match asked {
             Some(Ok(text)) => Ok(text),
-            Some(Err(Error::Interrupted(e))) => Err(Error::Interrupted(e)),
+            Some(Err(e)) if *e.kind() == ErrorKind::Interrupted => Err(e),
             Some(Err(e)) => Ok(format!("and the coordinator does not say why: {e}")),
             None => Ok("no coordinator".into()),
         }
@@ -677,7 +673,7 @@ impl Loader {
             .map(|link| link.who_is_awaited(EXPLAIN_TIMEOUT, &self.options.interrupt_check));
         let awaited = match asked {
             Some(Ok(awaited)) => awaited,
-            Some(Err(Error::Interrupted(e))) => return Err(Error::Interrupted(e)),
+            Some(Err(e)) if *e.kind() == ErrorKind::Interrupted => return Err(e),
             // The next check of the connection finds out why.
             _ => None,
         };
@@ -695,7 +691,7 @@ impl Loader {
         }
         match self.attach(inner, &self.options.interrupt_check, &self.options.notice) {
             // The coordinator ended just when this client came.
-            Err(e) if e.is_lost() => self.reconnect(inner),
+            Err(e) if e.kind().is_lost() => self.reconnect(inner),
             other => other,
         }
     }
@@ -844,7 +840,7 @@ impl Loader {
         let mut inner = self.inner()?;
         self.attach_if_needed(&mut inner)?;
         let Some(attached) = &inner.attached else {
-            return Err(Error::Closed);
+            return Err(closed());
         };
         let (seed, dataset_samples) = (attached.seed, attached.dataset_samples);
         Self::record_orders(&mut inner)?;
@@ -877,7 +873,7 @@ impl Loader {
             .map(|link| link.state(epoch, batches, &timeout));
         match asked {
             Some(Ok(all)) => state.delivered |= all,
-            Some(Err(Error::Interrupted(e))) => return Err(Error::Interrupted(e)),
+            Some(Err(e)) if *e.kind() == ErrorKind::Interrupted => return Err(e),
             _ => state.all_ranks = false,
         }
         Ok(())
@@ -886,11 +882,8 @@ impl Loader {
 
 /// Returns `true` if an error may pass, because it can also come from a coordinator that starts while another one ends.
 fn may_pass(e: &Error) -> bool {
-    match e {
-        Error::Disconnected(_) => true,
-        Error::Refused(refusal) => {
-            matches!(refusal.kind, RefusalKind::Memory | RefusalKind::Internal)
-        }
-        _ => false,
-    }
+    matches!(
+        e.kind(),
+        ErrorKind::Disconnected | ErrorKind::Refused(RefusalKind::Memory | RefusalKind::Internal)
+    )
 }

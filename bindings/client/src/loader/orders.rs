@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, invalid};
 
 /// The orders that one member knows.
 #[derive(Default)]
@@ -37,9 +37,7 @@ impl SentOrders {
             return Ok(());
         }
         let order = order.ok_or_else(|| {
-            Error::Invalid(format!(
-                "the order of epoch {epoch} is not known: propose one"
-            ))
+            invalid(format!("the order of epoch {epoch} is not known")).with_remedy("propose one")
         })?;
         self.proposed = Some((epoch, order.into()));
         Ok(())
@@ -60,10 +58,11 @@ impl SentOrders {
     pub(super) fn settle(&mut self, epoch: u64, order: Vec<u32>, has_given: bool) -> Result<()> {
         let order = order.into();
         match self.settled.get(&epoch) {
-            Some(known) if has_given && *known != order => Err(Error::Invalid(format!(
+            Some(known) if has_given && *known != order => Err(invalid(format!(
                 "the other members of the cohort have gone on with epoch {epoch} in another order than this one was given \
-                 it in, since it came back too late, or resumes another state: end all members, and resume them together"
-            ))),
+                 it in, since it came back too late, or resumes another state"
+            ))
+            .with_remedy("end all members, and resume them together")),
             _ => {
                 // The settled order replaces the proposal.
                 self.proposed.take_if(|(of, _)| *of == epoch);

@@ -9,7 +9,7 @@ use coprep_protocol::id_set;
 use coprep_protocol::message::{MOST_EPOCHS, ResumePoint};
 use roaring::RoaringBitmap;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, invalid, violation};
 
 /// The position of a consumer.
 ///
@@ -55,7 +55,7 @@ impl Position {
             Some(resume) => (resume.epoch, read_ids(&resume.delivered)?),
         };
         if epoch >= MOST_EPOCHS {
-            return Err(Error::Invalid(format!(
+            return Err(invalid(format!(
                 "a state of epoch {epoch}: no job comes so far"
             )));
         }
@@ -191,7 +191,7 @@ impl Position {
             }
             (std::cmp::Ordering::Greater, false) => self.jump(epoch),
             (std::cmp::Ordering::Less, _) => {
-                return Err(Error::ProtocolViolation(format!(
+                return Err(violation(format!(
                     "it is in epoch {epoch}, and this job is in epoch {}",
                     self.epoch
                 )));
@@ -246,7 +246,7 @@ impl Position {
         if epoch == self.epoch {
             return Ok(());
         }
-        Err(Error::ProtocolViolation(format!(
+        Err(violation(format!(
             "an item of epoch {epoch} within epoch {}",
             self.epoch
         )))
@@ -263,7 +263,7 @@ impl Position {
     pub(super) fn give(&mut self, numbers: &[i64], ends_epoch: bool) -> Result<()> {
         for &number in numbers {
             let number = u32::try_from(number)
-                .map_err(|_| Error::ProtocolViolation(format!("{number} is no sample id")))?;
+                .map_err(|_| violation(format!("{number} is no sample id")))?;
             self.given.insert(number);
         }
         self.given |= std::mem::take(&mut self.missing);
@@ -284,13 +284,13 @@ pub(super) fn check_number(epoch: u64) -> Result<()> {
     if epoch < MOST_EPOCHS {
         Ok(())
     } else {
-        Err(Error::ProtocolViolation(format!("it is in epoch {epoch}")))
+        Err(violation(format!("it is in epoch {epoch}")))
     }
 }
 
 /// Reads a set in Roaring's own format, which is validated meanwhile.
 pub(super) fn read_ids(bytes: &[u8]) -> Result<RoaringBitmap> {
-    id_set::deserialize(bytes).map_err(|e| Error::Invalid(format!("malformed set of samples: {e}")))
+    id_set::deserialize(bytes).map_err(|e| invalid("malformed set of samples").because(e))
 }
 
 #[cfg(test)]

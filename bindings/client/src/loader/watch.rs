@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::attachment::Owner;
-use crate::error::{Error, Result};
+use crate::error::{Result, not_started};
 use crate::loader::Loader;
 use crate::timeout::POLL_INTERVAL;
 
@@ -46,7 +46,7 @@ pub(super) fn start(loader: &Arc<Loader>) -> Result<()> {
     let started = thread.spawn(move || run(&loader, owner));
     started
         .map(drop)
-        .map_err(|e| Error::Start(format!("a thread: {e}")))
+        .map_err(|e| not_started(format!("a thread: {e}")))
 }
 
 fn run(loader: &Weak<Loader>, owner: Owner) {

@@ -21,7 +21,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::error::{Error, Result};
+use crate::error::{Result, os};
 
 /// Events that one call fetches. Any others stay ready for the next call.
 const EVENTS: usize = 64;
@@ -42,7 +42,7 @@ impl Doorbell {
     /// # Errors
     /// If the process has no descriptor left.
     pub fn new() -> Result<Self> {
-        let failed = |e: Errno| Error::os("cannot create a doorbell", e);
+        let failed = |e: Errno| os("cannot create a doorbell", e);
         let bells = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
         let own = event().map_err(failed)?;
         bells.add(&own, every_ring()).map_err(failed)?;
@@ -58,7 +58,7 @@ impl Doorbell {
     /// # Errors
     /// If the process has no descriptor left.
     pub fn bell(&self) -> Result<Bell> {
-        let failed = |e: Errno| Error::os("cannot create a consumer's bell", e);
+        let failed = |e: Errno| os("cannot create a consumer's bell", e);
         let event = event().map_err(failed)?;
         self.bells.add(&event, every_ring()).map_err(failed)?;
         Ok(Bell {
@@ -114,7 +114,7 @@ impl Bell {
         self.event
             .as_fd()
             .try_clone_to_owned()
-            .map_err(|e| Error::os("cannot share a consumer's bell", e))
+            .map_err(|e| os("cannot share a consumer's bell", e))
     }
 }
 

@@ -95,7 +95,7 @@ mod region;
 #[cfg(not(loom))]
 mod sender;
 
-pub use protocol::{Account, Item, ItemKind};
+pub use protocol::{Account, Full, Item, ItemKind};
 
 #[cfg(not(loom))]
 pub use self::{

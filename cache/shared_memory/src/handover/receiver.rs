@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+use crate::error::{Result, invalid, misbehaved};
 use crate::futex::{self, Woken};
 use crate::handover::doorbell::Ringer;
 use crate::handover::protocol::{Account, Futex, Item, ItemKind, Releaser, Taker, Words};
@@ -66,7 +66,7 @@ impl Receiver {
         self.ring_if(ring);
         match item.kind() {
             Some(_) => Ok(Some((seq, item))),
-            None => Err(Error::misbehaved(
+            None => Err(misbehaved(
                 WHAT,
                 format!("item {seq} is of unknown kind {}", item.kind),
             )),
@@ -107,7 +107,7 @@ impl Receiver {
     pub fn release(&self, seq: u64) -> Result<()> {
         let mut releasing = lock(&self.releasing);
         if !releasing.held.remove(&seq) {
-            return Err(Error::invalid(
+            return Err(invalid(
                 "cannot release an item",
                 format!("item {seq} is not held"),
             ));
@@ -226,7 +226,7 @@ impl Item {
         match self.kind() {
             Some(ItemKind::Part) if inside => Ok(()),
             Some(ItemKind::EpochEnd | ItemKind::Error) => Ok(()),
-            _ => Err(Error::misbehaved(
+            _ => Err(misbehaved(
                 WHAT,
                 format!("{self:?} is not inside {layout:?}"),
             )),

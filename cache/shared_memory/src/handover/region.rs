@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::{Error, Result};
+use crate::error::{Result, invalid, misbehaved};
 use crate::handover::protocol::{DeliverHead, ItemSlot, MAGIC, ReplyHead, Words};
 use crate::mapping::{self, Mapping, Region, SharedPlain};
 
@@ -56,7 +56,7 @@ impl Regions {
     /// Creates and seals both regions.
     pub(super) fn create(capacity: u32) -> Result<(Self, RegionFiles)> {
         if capacity == 0 || capacity > MOST {
-            return Err(Error::invalid(
+            return Err(invalid(
                 DELIVER,
                 format!("a capacity of {capacity}, not 1 to {MOST}"),
             ));
@@ -108,7 +108,7 @@ fn sizes(capacity: u32) -> Result<(usize, usize)> {
     let sizes =
         Region::<DeliverHead, ItemSlot>::bytes(capacity as usize)
             .zip(Region::<ReplyHead, AtomicU64>::bytes(capacity as usize));
-    sizes.ok_or_else(|| Error::invalid(DELIVER, "too large"))
+    sizes.ok_or_else(|| invalid(DELIVER, "too large"))
 }
 
 fn read_capacity(deliver: &OwnedFd) -> Result<u32> {
@@ -122,16 +122,10 @@ fn read_capacity(deliver: &OwnedFd) -> Result<u32> {
     )?;
     let (magic, capacity) = (&head.head().magic, &head.head().capacity);
     if magic.load(Ordering::Acquire) != MAGIC {
-        return Err(Error::misbehaved(
-            DELIVER,
-            "not one of this version of coprep",
-        ));
+        return Err(misbehaved(DELIVER, "not one of this version of coprep"));
     }
     match capacity.load(Ordering::Relaxed) {
         capacity @ 1..=MOST => Ok(capacity),
-        capacity => Err(Error::misbehaved(
-            DELIVER,
-            format!("a capacity of {capacity}"),
-        )),
+        capacity => Err(misbehaved(DELIVER, format!("a capacity of {capacity}"))),
     }
 }

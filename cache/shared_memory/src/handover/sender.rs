@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, invalid, misbehaved};
 use crate::handover::protocol::{Account, Full, Futex, Item, MalformedItem, Publisher};
 use crate::handover::region::{RegionFiles, Regions};
 use crate::mapping;
@@ -49,7 +49,7 @@ impl Sender {
     /// If the process has no descriptor left, or the descriptors were given away before.
     pub fn fds(&mut self) -> Result<(OwnedFd, OwnedFd)> {
         const WHAT: &str = "a deliver region";
-        let given_away = || Error::invalid(WHAT, "it was given away before");
+        let given_away = || invalid(WHAT, "it was given away before");
         let files = self.files.as_ref().ok_or_else(given_away)?;
         // First, because it fails when the process has no descriptor left, and may then be tried again.
         let deliver = mapping::reopen_read_only(WHAT, files.deliver.as_fd())?;
@@ -83,7 +83,7 @@ impl Sender {
     /// # Errors
     /// [`crate::ErrorKind::Misbehaved`] if the consumer's count went back or passed the items published.
     pub fn taken(&mut self) -> Result<u64> {
-        self.publisher.taken().map_err(misbehaved)
+        self.publisher.taken().map_err(malformed)
     }
 
     /// Takes back all items that the consumer has not taken, and returns the number of the first of them. The consumer
@@ -92,7 +92,7 @@ impl Sender {
     /// # Errors
     /// As [`taken`](Self::taken).
     pub fn take_back(&mut self) -> Result<u64> {
-        self.publisher.take_back().map_err(misbehaved)
+        self.publisher.take_back().map_err(malformed)
     }
 
     /// Sets whether the consumer counts as absent. An absent consumer rings the doorbell when it waits for an item.
@@ -119,7 +119,7 @@ impl Sender {
     /// [`crate::ErrorKind::Misbehaved`] if the consumer released an item that it does not have. The caller should end
     /// its session.
     pub fn poll_released(&mut self, each: impl FnMut(u64)) -> Result<()> {
-        self.publisher.poll_released(each).map_err(misbehaved)
+        self.publisher.poll_released(each).map_err(malformed)
     }
 
     /// Asks the consumer to ring the doorbell whenever it takes or releases, until [`disarm`](Self::disarm). Earlier
@@ -152,9 +152,9 @@ impl Sender {
     }
 }
 
-fn misbehaved(violation: MalformedItem) -> Error {
-    Error::misbehaved(
+fn malformed(violation: MalformedItem) -> Error {
+    misbehaved(
         "a consumer wrote an invalid value into its reply region",
-        violation.to_string(),
+        violation,
     )
 }

@@ -68,7 +68,7 @@ use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, invalid};
 use crate::lock::{lock, unpoisoned};
 use crate::mapping::{HUGE, page_size};
 use crate::memory;
@@ -439,10 +439,10 @@ impl LargeArea {
         let limit = "the address space that was set aside when the staging area was made";
         let remedy = "allow a larger staging area, or raise the limits of the process (ulimit -v, ulimit -f)";
         if bytes > room {
-            let why = format!("{bytes} bytes are more than {limit}, {room} bytes: {remedy}");
-            return Error::invalid("cannot reserve memory for a large sample", why);
+            let why = format!("{bytes} bytes are more than {limit}, {room} bytes");
+            return invalid("cannot reserve memory for a large sample", why).with_remedy(remedy);
         }
-        memory::shortage("a large sample", bytes, room, limit.into(), remedy.into())
+        memory::shortage("a large sample", bytes, room, limit).with_remedy(remedy)
     }
 }
 
@@ -577,14 +577,14 @@ mod tests {
     fn memory_that_is_not_to_be_had_is_an_error_that_changes_nothing() {
         let area = area();
         take(&area, 0, 0, PAGE, false);
-        let refuse = |_| Err(memory::shortage("a test", 2, 1, "x".into(), "y".into()));
+        let refuse = |_| Err(memory::shortage("a test", 2, 1, "x"));
         let failed = area.take((1, 0), LIMIT - PAGE, false, refuse);
-        assert!(failed.is_err_and(|e| e.is_shortage()));
+        assert!(failed.is_err_and(|e| e.kind().is_shortage()));
         assert_eq!(area.reserved(), HUGE as u64);
         assert!(take(&area, 1, 0, LIMIT - PAGE, false).is_some());
         let failed = area.take((2, 0), u64::MAX, true, |_| Ok(()));
         assert!(
-            failed.is_err_and(|e| !e.is_shortage()),
+            failed.is_err_and(|e| !e.kind().is_shortage()),
             "it will never be had"
         );
     }

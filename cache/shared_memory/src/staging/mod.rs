@@ -46,7 +46,7 @@ use std::time::Duration;
 
 use self::large::LargeArea;
 pub(crate) use self::large::Marker;
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result, invalid};
 use crate::lock::lock;
 use crate::mapping::{self, HUGE, Mapping, page_size};
 
@@ -89,7 +89,7 @@ impl Layout {
     /// # Errors
     /// If a number is zero, or the whole area is larger than the address space.
     pub fn new(field_sample_bytes: &[usize], slots: u32, buffers: u32) -> Result<Layout> {
-        let invalid = |why: &str| Err(Error::invalid("layout of the staging area", why));
+        let invalid = |why: &str| Err(invalid("layout of the staging area", why));
         if slots == 0
             || buffers == 0
             || field_sample_bytes.is_empty()
@@ -126,7 +126,7 @@ impl Layout {
         let bytes = self.fields.get(field).map(|f| f.sample_bytes);
         if bytes.is_none_or(|bytes| bytes < Marker::BYTES) {
             let why = "values of a field that is not there, or too small, cannot be large";
-            return Err(Error::invalid("layout of the staging area", why));
+            return Err(invalid("layout of the staging area", why));
         }
         self.large = Some(LargeValues { field, limit });
         Ok(self)
@@ -282,7 +282,7 @@ impl StagingPool {
     /// # Errors
     /// If memory is short. The error states the bytes wanted, the bytes available and a remedy.
     pub fn create(layout: Layout) -> Result<Self> {
-        Self::create_with(layout, |_| Ok::<(), Error>(()))
+        Self::create_with(layout, |_| Ok(()))
     }
 
     /// Creates a pool that other processes write too. `share` passes the descriptor to them, and returns when they have
@@ -290,18 +290,20 @@ impl StagingPool {
     ///
     /// # Errors
     /// As for [`create`](Self::create), and any error of `share`.
-    pub fn create_with<E: From<Error>>(
+    pub fn create_with<K: From<ErrorKind>>(
         layout: Layout,
-        share: impl FnOnce(BorrowedFd<'_>) -> std::result::Result<(), E>,
-    ) -> std::result::Result<Self, E> {
+        share: impl FnOnce(BorrowedFd<'_>) -> std::result::Result<(), coprep_error::Error<K>>,
+    ) -> std::result::Result<Self, coprep_error::Error<K>> {
         let bytes = layout.total_bytes();
         let large =
             (layout.large).map(|of| LargeArea::new(layout.large_start(), of.limit, layout.buffers));
         let end = large.as_ref().map_or(bytes, LargeArea::end);
-        let (file, mapping) = mapping::huge_memory_file(WHAT, "coprep-staging", bytes, end)?;
+        let (file, mapping) = mapping::huge_memory_file(WHAT, "coprep-staging", bytes, end)
+            .map_err(coprep_error::Error::from_lower)?;
         share(file.as_fd())?;
         // After this, not even this process can make another writable mapping. The others keep theirs.
-        mapping::seal(WHAT, &file, mapping::write_seals())?;
+        mapping::seal(WHAT, &file, mapping::write_seals())
+            .map_err(coprep_error::Error::from_lower)?;
         let free = Mutex::new(FreeBuffers {
             buffers: (0..layout.buffers).rev().collect(),
             is_retired: false,
@@ -545,7 +547,7 @@ impl SlotMut {
         let Hold { area, buffer } = &*self.hold;
         let Some(large) = &area.large else {
             let why = "a value is larger than its slot";
-            return Err(Error::invalid(WHAT, why));
+            return Err(invalid(WHAT, why));
         };
         // Clear the marker first: `take` frees the memory that it points to.
         area.mark(*buffer, self.slot, [0; Marker::BYTES]);

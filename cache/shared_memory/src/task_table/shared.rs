@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-use crate::error::{Error, Result};
+use crate::error::{Result, invalid};
 use crate::mapping::{self, Mapping, Region, SharedPlain};
 use crate::task_table::entry::{TaskEntry, Written};
 
@@ -148,7 +148,7 @@ fn now() -> u64 {
 
 fn bytes(entries: u32) -> Result<usize> {
     let bytes = Region::<(), TaskEntry>::bytes(entries as usize);
-    bytes.ok_or_else(|| Error::invalid(WHAT, "too many"))
+    bytes.ok_or_else(|| invalid(WHAT, "too many"))
 }
 
 #[cfg(test)]

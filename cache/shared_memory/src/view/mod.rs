@@ -28,7 +28,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, misbehaved, os};
 use crate::mapping::{self, Mapping};
 use crate::staging::{Layout, Marker};
 use pagemap::PageMap;
@@ -116,7 +116,7 @@ impl StagingView {
                 "{} bytes announced, {reserved} bytes reserved",
                 layout.total_bytes()
             );
-            return Err(Error::misbehaved(WHAT, why));
+            return Err(misbehaved(WHAT, why));
         }
         let mapping = Mapping::copy_on_write(WHAT, &file, layout.total_bytes())?;
         // For reading only: a page populated for writing would be private at once.
@@ -169,7 +169,7 @@ impl StagingView {
         let place = place.zip(usize::try_from(marker.len).ok());
         match place.filter(|_| is_inside) {
             Some((offset, len)) => Ok(LargeValue { slot, offset, len }),
-            None => Err(Error::misbehaved(
+            None => Err(misbehaved(
                 WHAT,
                 format!("slot {slot} names a place outside of it: {marker:?}"),
             )),
@@ -182,7 +182,7 @@ impl StagingView {
     /// If address space or mappings are short.
     pub fn map_large(&self, value: &LargeValue) -> Result<LargeMap> {
         let Some(file) = &self.file else {
-            return Err(Error::misbehaved(WHAT, "it has no large values"));
+            return Err(misbehaved(WHAT, "it has no large values"));
         };
         let len = value.len.max(1).next_multiple_of(mapping::page_size());
         let part = value.offset..value.offset + len;
@@ -251,6 +251,6 @@ impl StagingView {
         // SAFETY: the mapping is copy-on-write. References into the buffer are the caller's, made of raw
         // pointers from `field`, whose documentation ends them before; this module makes none.
         let dropped = unsafe { self.mapping.drop_private(offset, addresses.len()) };
-        dropped.map_err(|e| Error::os("cannot drop private pages", e))
+        dropped.map_err(|e| os("cannot drop private pages", e))
     }
 }

@@ -18,6 +18,7 @@ use coprep_shared_memory::lock::{lock, unpoisoned};
 use coprep_shared_memory::staging::Layout;
 use fail::fail_point;
 
+use crate::error::{code_failed, os};
 use crate::produce::processes::SampleShape;
 use crate::produce::processes::zygote::{Ended, Zygote};
 use crate::{Error, Result};
@@ -76,7 +77,7 @@ struct WorkerState {
 impl ForkServerState {
     /// Takes the failure of a request, so that a later request does not report it again.
     fn take_failure(&mut self) -> Option<Error> {
-        self.failed.take().map(Error::Code)
+        self.failed.take().map(code_failed)
     }
 
     fn pids(&self) -> Vec<u32> {
@@ -99,10 +100,10 @@ impl ForkServer {
         is_awaited: impl Fn() -> bool,
     ) -> Result<(Arc<ForkServer>, u64)> {
         let (ours, theirs) =
-            UnixStream::pair().map_err(|e| Error::io("cannot make a pair of sockets", e))?;
+            UnixStream::pair().map_err(|e| os("cannot make a pair of sockets", e))?;
         let receiving = ours
             .try_clone()
-            .map_err(|e| Error::io("cannot copy a socket", e))?;
+            .map_err(|e| os("cannot copy a socket", e))?;
         let fork_server = Arc::new(ForkServer::new(ours));
         let (zygote, hearer) = (zygote.clone(), fork_server.clone());
         let prelude = code.prelude.clone();
@@ -115,10 +116,10 @@ impl ForkServer {
         std::thread::Builder::new()
             .name("fork-server".into())
             .spawn(hear)
-            .map_err(|e| Error::io("cannot start a thread", e))?;
+            .map_err(|e| os("cannot start a thread", e))?;
         let find = |s: &mut ForkServerState| match s.samples {
-            None if !is_awaited() => Some(Err(Error::Code(
-                "the job left while its dataset was loaded".into(),
+            None if !is_awaited() => Some(Err(code_failed(
+                "the job left while its dataset was loaded",
             ))),
             None => s.take_failure().map(Err),
             Some(samples) => Some(Ok(samples)),
@@ -157,7 +158,9 @@ impl ForkServer {
     }
 
     fn ask(&self, request: &ForkServerRequest, descriptors: &[RawFd]) -> Result<()> {
-        let message = serde_json::to_vec(request).map_err(|e| Error::Code(e.to_string()))?;
+        let message = serde_json::to_vec(request).map_err(|e| {
+            code_failed("a request to the dataset's process cannot be written").because(e)
+        })?;
         // If the fork server is gone, its state says why, so this error is ignored.
         let _ = self.channel.send(&message, descriptors);
         Ok(())
@@ -185,7 +188,7 @@ impl ForkServer {
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Error::Code(format!(
+                return Err(code_failed(format!(
                     "the process that runs the dataset's code takes longer than {limit:?} {what}"
                 )));
             }
@@ -235,7 +238,7 @@ impl ForkServer {
         let number = {
             let mut state = self.state();
             if task_table.is_some() && !state.mapped {
-                return Err(Error::Code("the stream is at its end".into()));
+                return Err(code_failed("the stream is at its end"));
             }
             state.workers.push(WorkerState {
                 makes_samples: task_table.is_some(),
@@ -261,7 +264,7 @@ impl ForkServer {
         let find = |s: &mut ForkServerState| {
             let worker = s.workers.get_mut(number as usize)?;
             if let Some(why) = worker.failed.take() {
-                return Some(Err(Error::Code(why)));
+                return Some(Err(code_failed(why)));
             }
             Some(Ok(Forked {
                 number,

@@ -9,11 +9,12 @@ use coprep_protocol::message::UserCode;
 use coprep_protocol::spec::{BLOB, Dtype, Field};
 use coprep_shared_memory::staging::Layout;
 
+use crate::Result;
+use crate::error::{ErrorKind, code_failed, invalid, os, sample_failed};
 use crate::produce::failure::Failure;
 use crate::produce::processes::IdleForkServer;
 use crate::produce::processes::fork_server::{ForkServer, Forked, PROMPT};
 use crate::produce::processes::zygote::Zygote;
-use crate::{Error, Result};
 
 /// User code that is loaded, but makes nothing yet.
 pub(crate) struct Loaded {
@@ -100,7 +101,7 @@ impl Loaded {
     ) -> Result<Loaded> {
         let fork_server = idle.fork_server.take();
         let fork_server =
-            fork_server.ok_or_else(|| Error::Code("the dataset's process is gone".into()))?;
+            fork_server.ok_or_else(|| code_failed("the dataset's process is gone"))?;
         Self::inspect(fork_server, code, probing)
     }
 
@@ -117,7 +118,7 @@ impl Loaded {
         let samples = fork_server.samples().unwrap_or(0);
         let timeout = Duration::from_millis(code.sample_timeout_ms);
         let inspected = u32::try_from(samples)
-            .map_err(|_| Error::Invalid(format!("{samples} samples are more than 4,294,967,295")))
+            .map_err(|_| invalid(format!("{samples} samples are more than 4,294,967,295")))
             .and_then(|samples| {
                 Ok((
                     samples,
@@ -167,17 +168,21 @@ fn inspect(
     // A sample that ends its worker, or takes for ever, is reported when it is due. Another sample shows the fields of
     // the others. It is inspected alone, because with several it is unknown which one ended the worker.
     for skipped in 1..MOST_INSPECTORS.min(ids.len()) {
-        if !matches!(inspected, Err(Error::Code(_))) {
+        if !is_of_sample(&inspected) {
             break;
         }
-        match inspect_once(fork_server, &ids[skipped..], split, 1, false, timeout) {
-            // The first worker's error is the one that is reported.
-            Err(Error::Code(_)) => {}
-            // A fork server that was killed meanwhile is started anew.
-            other => return other,
+        let another = inspect_once(fork_server, &ids[skipped..], split, 1, false, timeout);
+        // The first worker's error is the one that is reported. A fork server that was killed meanwhile is started anew.
+        if !is_of_sample(&another) {
+            return another;
         }
     }
     inspected
+}
+
+/// Returns `true` if an inspection failed in a way that another sample may not.
+fn is_of_sample(inspected: &Result<Probed>) -> bool {
+    matches!(inspected, Err(e) if matches!(e.kind(), ErrorKind::Code))
 }
 
 /// Inspects `enough` of the samples `ids`: the first ones that do not fail. Inspects a few more if that is allowed, the
@@ -200,10 +205,9 @@ fn inspect_once(
             return killed;
         }
         match how {
-            Some(how) => Error::Code(format!(
-                "the worker that made the first samples {how}: run with num_workers=0 to see what it does"
-            )),
-            None => Error::io("the first worker does not answer", e),
+            Some(how) => code_failed(format!("the worker that made the first samples {how}"))
+                .with_remedy("run with num_workers=0 to see what it does"),
+            None => os("the first worker does not answer", e),
         }
     };
     channel
@@ -214,30 +218,25 @@ fn inspect_once(
         fork_server.kill(number);
         // Whether it ends changes nothing here. The wait keeps two of them from working at the same time.
         let _ = fork_server.exited(number, PROMPT);
-        Error::Code(format!(
-            "the first samples took longer than {} s: give a longer timeout, or run with num_workers=0 to see why",
-            limit.as_secs_f64()
-        ))
+        let limit = limit.as_secs_f64();
+        code_failed(format!("the first samples took longer than {limit} s"))
+            .with_remedy("give a longer timeout, or run with num_workers=0 to see why")
     })?;
-    match WorkerReport::parse(&message).map_err(Error::Code)? {
+    match WorkerReport::parse(&message).map_err(code_failed)? {
         WorkerReport::Probed(probed) => Ok(*probed),
-        other => Err(Error::Code(format!("the first worker said {other:?}"))),
+        other => Err(code_failed(format!("the first worker said {other:?}"))),
     }
 }
 
 fn shape(probed: Probed, most_blob: u64) -> Result<SampleShape> {
     if let Some(raised) = probed.raised {
         let id = raised.id;
-        let failure = failure(raised, "0".into()).map_err(Error::Code)?;
-        return Err(Error::Sample(Box::new(failure.of_sample(
-            0,
-            id,
-            String::new(),
-        ))));
+        let failure = failure(raised, "0".into()).map_err(code_failed)?;
+        return Err(sample_failed(failure.of_sample(0, id, String::new())));
     }
     let field = |(name, dtype, shape): (String, String, Vec<u32>)| {
         let dtype = Dtype::of_name(&dtype)
-            .ok_or_else(|| Error::Code(format!("a field of the unknown type {dtype}")))?;
+            .ok_or_else(|| code_failed(format!("a field of the unknown type {dtype}")))?;
         Ok(Field { name, dtype, shape })
     };
     let mut fields = probed
@@ -256,7 +255,7 @@ fn shape(probed: Probed, most_blob: u64) -> Result<SampleShape> {
         fields,
         typical_blob: probed.blob,
         kept: probed.kept,
-        structure: code::unhex(&probed.structure).map_err(Error::Code)?,
+        structure: code::unhex(&probed.structure).map_err(code_failed)?,
     })
 }
 

@@ -28,7 +28,9 @@ use coprep_costs::MeasuredTimes;
 use coprep_shared_memory::lock::lock;
 use crossbeam::utils::CachePadded;
 
+use crate::Result;
 use crate::caches::DatasetCache;
+use crate::error::os;
 use crate::observe::stalls::{BusyClock, StallClock};
 use crate::produce::deadline_queue::{Deadline, DeadlineQueue};
 use crate::produce::processes::deadly::DeadlySamples;
@@ -37,7 +39,6 @@ pub(crate) use crate::produce::processes::loading::{Loaded, Probing, SampleShape
 pub(crate) use crate::produce::processes::task::{Begin, LargeRoom, Outlook, Task, TaskOutcome};
 use crate::produce::processes::worker::{PoolTask, Worker};
 pub(crate) use crate::produce::processes::zygote::Zygote;
-use crate::{Error, Result};
 
 /// Reason why a process pool ended before its stream.
 #[derive(Clone, Debug)]
@@ -130,7 +131,7 @@ impl ProcessPool {
                 .spawn(move || worker.run());
             if let Err(e) = started {
                 drop(process_pool.dismiss());
-                return Err(Error::io("cannot start a thread", e));
+                return Err(os("cannot start a thread", e));
             }
         }
         Ok(process_pool)

@@ -36,13 +36,14 @@ use coprep_shared_memory::task_table::{TaskHandle, TaskTable};
 use fail::fail_point;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+use crate::Result;
 use crate::caches::DatasetCache;
+use crate::error::{from_lower, os};
 use crate::produce::deadline_queue::Deadline;
 use crate::produce::processes::deadly::Verdict;
 use crate::produce::processes::fork_server::Forked;
 use crate::produce::processes::worker::room::Want;
 use crate::produce::processes::{Begin, Outlook, ProcessPool, Task, TaskOutcome, Trouble};
-use crate::{Error, Result};
 
 /// Longest expected time of a chunk. If a sample takes longer than this, the samples behind it are withdrawn.
 const TOGETHER: Duration = Duration::from_millis(12);
@@ -400,7 +401,7 @@ impl Worker {
             None => Vec::new(),
         };
         let descriptors: Vec<RawFd> = scratch.iter().map(File::as_raw_fd).collect();
-        let task_table = TaskTable::create(ENTRIES)?;
+        let task_table = TaskTable::create(ENTRIES).map_err(from_lower)?;
         let (fork_server, workers) = (&self.process_pool.fork_server, self.process_pool.workers);
         let Forked {
             number,
@@ -466,6 +467,6 @@ fn fill(
 
 fn scratch_file() -> Result<File> {
     let file: OwnedFd = memfd_create("coprep-scratch", MFdFlags::MFD_CLOEXEC)
-        .map_err(|e| Error::io("cannot create memory for a worker", e))?;
+        .map_err(|e| os("cannot create memory for a worker", e))?;
     Ok(File::from(file))
 }

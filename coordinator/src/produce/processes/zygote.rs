@@ -27,6 +27,7 @@ use coprep_protocol::nap::nap;
 use coprep_shared_memory::lock::{lock, unpoisoned};
 use fail::fail_point;
 
+use crate::error::{code_failed, fork_server_killed, invalid, os};
 use crate::{Error, Result};
 
 /// Time that a process gets to end by itself.
@@ -94,17 +95,14 @@ impl Ended {
 
     /// Returns the error of a process that ended before it did `what`, for example `to load the dataset`.
     pub(super) fn error(&self, what: &str) -> Error {
-        let how = self.how.clone();
+        let how = &self.how;
         if self.is_killed {
-            return Error::ForkServerKilled {
-                how,
-                doing: what.to_owned(),
-                attempts: 1,
-            };
+            return fork_server_killed(how, what, 1);
         }
-        Error::Code(format!(
-            "the process that runs the dataset's code {how}, while it was {what}: its output is in the coordinator's log"
+        code_failed(format!(
+            "the process that runs the dataset's code {how}, while it was {what}"
         ))
+        .with_remedy("its output is in the coordinator's log")
     }
 }
 
@@ -112,10 +110,10 @@ impl Zygote {
     /// Starts a zygote that has imported nothing yet.
     pub(crate) fn start(code: &UserCode) -> Result<Arc<Zygote>> {
         let (ours, theirs) =
-            UnixStream::pair().map_err(|e| Error::io("cannot make a pair of sockets", e))?;
+            UnixStream::pair().map_err(|e| os("cannot make a pair of sockets", e))?;
         let receiving = ours
             .try_clone()
-            .map_err(|e| Error::io("cannot copy a socket", e))?;
+            .map_err(|e| os("cannot copy a socket", e))?;
         let inner = Arc::new(ZygoteShared {
             channel: Channel::new(ours),
             asking: Mutex::default(),
@@ -127,7 +125,7 @@ impl Zygote {
         std::thread::Builder::new()
             .name("code-zygote".into())
             .spawn(move || hearer.run(command, receiving))
-            .map_err(|e| Error::io("cannot start a thread", e))?;
+            .map_err(|e| os("cannot start a thread", e))?;
         Ok(Arc::new(Zygote(inner)))
     }
 
@@ -288,9 +286,7 @@ impl ZygoteShared {
 fn command(code: &UserCode, socket: UnixStream) -> Result<Command> {
     let text = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
     let Some((program, arguments)) = code.command.split_first() else {
-        return Err(Error::Invalid(
-            "the command that runs user code is empty".into(),
-        ));
+        return Err(invalid("the command that runs user code is empty"));
     };
     let mut command = Command::new(text(program));
     command

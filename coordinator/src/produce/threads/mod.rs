@@ -21,6 +21,8 @@ use coprep_protocol::nap::nap;
 use coprep_shared_memory::lock::{lock, unpoisoned};
 use fail::fail_point;
 
+use crate::Result;
+use crate::error::{defect, os};
 use crate::observe::stalls::{FetchWeight, StallClock};
 use crate::produce::deadline_queue::Deadline;
 #[cfg(feature = "measure")]
@@ -29,7 +31,6 @@ use crate::produce::threads::reading::ReadMark;
 pub(crate) use crate::produce::threads::reading::marked;
 pub(crate) use crate::produce::threads::slow::{SourceFile, SourceId};
 use crate::produce::threads::stages::{CompletedTask, StageQueues, ThreadTask};
-use crate::{Error, Result};
 use coprep_pipeline::Scratch;
 
 /// A task of the pool.
@@ -158,7 +159,7 @@ impl ThreadPool {
                     of_thread.adopt();
                     work_guarded(&pool, number);
                 })
-                .map_err(|e| Error::io("cannot start worker threads", e))?;
+                .map_err(|e| os("cannot start worker threads", e))?;
             started.push(thread);
             let mut state = self.pool.state();
             state.read_marks.push(mark);
@@ -218,7 +219,7 @@ impl ThreadPool {
     /// When a thread has panicked outside of a task, because the pool's state may be half changed.
     pub(crate) fn maintain(&self) -> Result<()> {
         if self.pool.state().is_broken {
-            return Err(Error::Defect("a worker thread panicked"));
+            return Err(defect("a worker thread panicked"));
         }
         self.pool.rebalance(self.cap);
         let wanted = self.pool.set_stuck_apart();

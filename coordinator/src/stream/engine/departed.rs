@@ -15,11 +15,12 @@ use coprep_protocol::id_set;
 use coprep_protocol::message::{Attach, Departure, Reply};
 use coprep_scheduler::{JobId, Resume};
 
+use crate::Result;
 use crate::connection::reply_queue::ReplyQueue;
+use crate::error::invalid;
 use crate::stream::engine::forming::{RankResume, merge_resume};
 use crate::stream::engine::{AttachedJob, Engine, MOST_RANKS, resume_of};
 use crate::stream::{RankId, Stream};
-use crate::{Error, Result};
 
 /// A departure that was checked.
 #[derive(Clone, Debug)]
@@ -36,7 +37,7 @@ impl Leaver {
     pub(crate) fn check(departure: &Departure) -> Result<Self> {
         let rank = departure.rank;
         if rank >= MOST_RANKS {
-            return Err(Error::Invalid(format!("there is no rank {rank}")));
+            return Err(invalid(format!("there is no rank {rank}")));
         }
         Ok(Leaver {
             resume: resume_of(&departure.resume)?,
@@ -51,7 +52,7 @@ impl Leaver {
         let Resume { delivered, bad, .. } = &leaver.resume;
         for (set, of) in [(delivered, numbers), (bad, samples)] {
             if let Some(id) = set.max().filter(|&id| id >= of) {
-                return Err(Error::Invalid(format!(
+                return Err(invalid(format!(
                     "a rank that has left was given sample {id}, and there are {of} samples"
                 )));
             }
@@ -185,7 +186,7 @@ impl Engine {
     ) -> Result<Vec<Leaver>> {
         let is_other = |d: &&Departure| d.rank != request.rank && d.rank < request.world_size;
         if let Some(Departure { rank, .. }) = request.departed.iter().find(|d| !is_other(d)) {
-            return Err(Error::Invalid(format!(
+            return Err(invalid(format!(
                 "rank {rank} of {} cannot have left the job of rank {}",
                 request.world_size, request.rank
             )));

@@ -6,11 +6,12 @@ use coprep_protocol::id_set;
 use coprep_protocol::message::ResumePoint;
 use coprep_scheduler::JobId;
 
+use crate::Result;
+use crate::error::invalid;
 use crate::stream::RankId;
 use crate::stream::consumer::{Consumer, Pending};
 use crate::stream::engine::{AttachedJob, Engine};
 use crate::stream::pace;
-use crate::{Error, Result};
 
 impl Engine {
     /// Returns the epoch of a consumer's job, and the number of samples in one of its epochs.
@@ -103,10 +104,10 @@ impl Engine {
         };
         let state = self.scheduler.state(JobId(rank_id.job), epoch, since);
         let state = state.ok_or_else(|| {
-            Error::Invalid(format!(
-                "the state after {batches} batches of epoch {epoch} is not known any more: \
-                 ask for it on every rank at the same step"
+            invalid(format!(
+                "the state after {batches} batches of epoch {epoch} is not known any more"
             ))
+            .with_remedy("ask for it on every rank at the same step")
         })?;
         Ok(ResumePoint {
             epoch: state.epoch,

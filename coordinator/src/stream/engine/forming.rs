@@ -3,8 +3,9 @@
 use coprep_protocol::message::ResumePoint;
 use coprep_scheduler::{self as scheduler, JobSpec};
 
+use crate::Result;
+use crate::error::invalid;
 use crate::stream::engine::AttachedJob;
-use crate::{Error, Result};
 
 /// Largest number of steps between the ranks of a job that come back. Ranks without any synchronisation between them
 /// are apart by the content of their queues.
@@ -70,10 +71,10 @@ impl AttachedJob {
             }
         }
         if behind.iter().any(|&n| n > MOST_BEHIND) {
-            return Err(Error::Invalid(format!(
-                "the ranks of the job resume from steps that lie more than {MOST_BEHIND} apart: \
-                 load states that were taken at the same step"
-            )));
+            return Err(invalid(format!(
+                "the ranks of the job resume from steps that lie more than {MOST_BEHIND} apart"
+            ))
+            .with_remedy("load states that were taken at the same step"));
         }
         Ok(Levels {
             most,

@@ -27,18 +27,19 @@ use coprep_shared_memory::handover::Account;
 use fail::fail_point;
 use roaring::RoaringBitmap;
 
+use crate::Result;
 use crate::connection::reply_queue;
+use crate::error::{from_lower, invalid};
 use crate::observe::stalls::StallClock;
 use crate::produce::failure::Failure;
 use crate::stream::batch::PendingBatch;
-use crate::stream::consumer::{Consumer, ConsumerProgress, Pending, ProtocolViolation};
+use crate::stream::consumer::{Consumer, ConsumerProgress, Pending};
 use crate::stream::engine::departed::{Leaver, Roll};
 use crate::stream::engine::forming::{Levels, RankResume, merge_resume};
 use crate::stream::engine::orders::CohortOrders;
 use crate::stream::engine::skipping::Failures;
 use crate::stream::late_binding::{BindingId, BoundSlot, SlotBinder};
 use crate::stream::{Drawn, Numbers, RankId, StreamConfig};
-use crate::{Error, Result};
 
 /// The deciding state of a stream; see the module.
 pub(crate) struct Engine {
@@ -166,7 +167,7 @@ impl Engine {
             None => self.new_job(request, name, spec)?,
         };
         let Some(job) = self.jobs.get_mut(&id) else {
-            return Err(Error::Invalid("the job has just left".into()));
+            return Err(invalid("the job has just left"));
         };
         let rank = request.rank as usize;
         job.roll.note(request);
@@ -206,41 +207,41 @@ impl Engine {
 
     fn check(&self, request: &Attach) -> Result<()> {
         if request.world_size == 0 || request.rank >= request.world_size {
-            return Err(Error::Invalid(format!(
-                "rank {} of world_size {}: ranks count from 0 to world_size - 1",
+            return Err(invalid(format!(
+                "rank {} of world_size {}",
                 request.rank, request.world_size
-            )));
+            ))
+            .with_remedy("ranks count from 0 to world_size - 1"));
         }
         if request.tokens.len() > MOST_TOKENS {
-            return Err(Error::Invalid(format!(
+            return Err(invalid(format!(
                 "a rank presents {} tokens, and {MOST_TOKENS} are enough",
                 request.tokens.len()
             )));
         }
         if request.world_size > MOST_RANKS {
-            return Err(Error::Invalid(format!(
+            return Err(invalid(format!(
                 "world_size {} is more than {MOST_RANKS}",
                 request.world_size
             )));
         }
         orders::check(request)?;
         if request.subset.is_some() && !self.numbers.are_ids() {
-            return Err(Error::Invalid(
-                "a subset, and draws with replacement: give the samples that are not of the subset a weight of 0".into(),
-            ));
+            return Err(invalid("a subset, and draws with replacement")
+                .with_remedy("give the samples that are not of the subset a weight of 0"));
         }
         let here = self.dataset_samples;
         if let Some(there) = request.dataset_samples.filter(|&there| there != here) {
-            return Err(Error::Invalid(match request.resume {
-                Some(_) => format!(
-                    "the state was taken of a dataset of {there} samples, and this one has {here}: \
-                     it cannot be resumed with another dataset"
-                ),
-                None => format!(
-                    "subset is a boolean mask of {there} elements, and the dataset has {here} samples: \
-                     it must have one element for each"
-                ),
-            }));
+            return Err(match request.resume {
+                Some(_) => invalid(format!(
+                    "the state was taken of a dataset of {there} samples, and this one has {here}"
+                ))
+                .with_remedy("it cannot be resumed with another dataset"),
+                None => invalid(format!(
+                    "subset is a boolean mask of {there} elements, and the dataset has {here} samples"
+                ))
+                .with_remedy("it must have one element for each"),
+            });
         }
         Ok(())
     }
@@ -284,7 +285,7 @@ impl Engine {
                 resume: None,
                 ..spec.clone()
             };
-            self.scheduler.admits(&begun_anew)?;
+            self.scheduler.admits(&begun_anew).map_err(from_lower)?;
         }
         let id = self.next_job;
         self.next_job += 1;
@@ -354,7 +355,9 @@ impl Engine {
             others_are_done,
             forfeited,
         };
-        self.scheduler.attach_behind(JobId(id), spec, behind)?;
+        self.scheduler
+            .attach_behind(JobId(id), spec, behind)
+            .map_err(from_lower)?;
         if let Some(view) = self.scheduler.job(JobId(id)) {
             job.round = job.round.min(view.samples.into());
         }
@@ -722,11 +725,11 @@ fn add_stalls(sum: &mut Stalls, account: &Account) {
     sum.open_s += seconds(account.open_ns);
 }
 
-pub(super) fn end(consumer: &Consumer, why: &ProtocolViolation) {
+pub(super) fn end(consumer: &Consumer, why: &dyn std::error::Error) {
     tracing::warn!(
         parent: None,
         pid = consumer.pid,
-        error = %why.0,
+        error = %why,
         "a consumer's connection is ended"
     );
     consumer.reply_queue.hang_up();
@@ -742,10 +745,10 @@ fn agree(first: &JobSpec, other: &JobSpec) -> Result<()> {
         ("on_error", first.skip_bad != other.skip_bad),
     ];
     match differs.iter().find(|(_, differs)| *differs) {
-        Some((what, _)) => Err(Error::Invalid(format!(
-            "the ranks of a job must have the same {what}, and this one has another than the first: if they \
-             are ranks of different jobs, give each job a group of its own"
-        ))),
+        Some((what, _)) => Err(invalid(format!(
+            "the ranks of a job must have the same {what}, and this one has another than the first"
+        ))
+        .with_remedy("if they are ranks of different jobs, give each job a group of its own")),
         None => Ok(()),
     }
 }
@@ -772,7 +775,7 @@ fn job_spec(request: &Attach) -> Result<JobSpec> {
 pub(super) fn resume_of(given: &ResumePoint) -> Result<scheduler::Resume> {
     if given.epoch >= MOST_EPOCHS {
         let why = format!("a state of epoch {}: no job comes so far", given.epoch);
-        return Err(Error::Invalid(why));
+        return Err(invalid(why));
     }
     Ok(scheduler::Resume {
         epoch: given.epoch,
@@ -787,5 +790,5 @@ pub(super) fn resume_of(given: &ResumePoint) -> Result<scheduler::Resume> {
 
 /// Reads a bitmap in Roaring's own format, which is checked while it is read.
 fn bitmap(bytes: &[u8], what: &str) -> Result<RoaringBitmap> {
-    id_set::deserialize(bytes).map_err(|e| Error::Invalid(format!("malformed {what}: {e}")))
+    id_set::deserialize(bytes).map_err(|e| invalid(format!("malformed {what}")).because(e))
 }

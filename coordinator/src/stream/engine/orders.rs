@@ -18,10 +18,11 @@ use coprep_protocol::message::{Attach, Reply};
 use coprep_protocol::order;
 use coprep_scheduler::JobId;
 
+use crate::Result;
+use crate::error::{invalid, os};
 use crate::stream::consumer::{Consumer, Pending};
 use crate::stream::engine::Engine;
 use crate::stream::{Numbers, RankId};
-use crate::{Error, Result};
 
 /// The samples of an epoch, in their order.
 #[derive(Clone)]
@@ -48,14 +49,14 @@ impl EpochOrder {
     /// # Errors
     /// When it is malformed, names a sample that does not exist, or memory is short.
     pub(crate) fn read(file: OwnedFd, samples: u32, dataset_samples: u32) -> Result<Self> {
-        let ids = order::read(file, samples).map_err(|e| Error::io("the order of an epoch", e))?;
+        let ids = order::read(file, samples).map_err(|e| os("the order of an epoch", e))?;
         if let Some(id) = ids.iter().find(|&&id| id >= dataset_samples) {
-            return Err(Error::Invalid(format!(
+            return Err(invalid(format!(
                 "the sampler gives the id {id}, and the dataset has {dataset_samples} samples"
             )));
         }
         // The client could change its own file, so members are handed a copy.
-        let file = order::write(&ids).map_err(|e| Error::io("the order of an epoch", e))?;
+        let file = order::write(&ids).map_err(|e| os("the order of an epoch", e))?;
         Ok(EpochOrder {
             ids: ids.into(),
             file: Arc::new(file),
@@ -80,9 +81,10 @@ pub(in crate::stream) fn check(request: &Attach) -> Result<()> {
     } else {
         "a sampler of its own"
     };
-    Err(Error::Invalid(format!(
-        "{what} is shared by the members of a cohort, each of one process: without subset, without ranks"
-    )))
+    Err(invalid(format!(
+        "{what} is shared by the members of a cohort, each of one process"
+    ))
+    .with_remedy("attach without subset and without ranks"))
 }
 
 /// Returns the identity of a cohort whose epochs are its own, or 0 for other jobs.

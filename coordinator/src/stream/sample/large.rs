@@ -75,7 +75,7 @@ impl PendingSample {
     /// has too little.
     fn short_of_memory(&mut self, bytes: u64, why: &coprep_shared_memory::Error) -> LargeRoom {
         let since = *self.short_since.get_or_insert_with(Instant::now);
-        if why.is_shortage() && since.elapsed() < MOST_SHORT {
+        if why.kind().is_shortage() && since.elapsed() < MOST_SHORT {
             self.stream.pool.wait_for_large(A_MOMENT);
             return LargeRoom::Wait;
         }
