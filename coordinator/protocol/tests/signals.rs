@@ -58,10 +58,12 @@ fn a_wait_without_a_limit_goes_on_after_signals() {
     let (here, there) = UnixStream::pair().unwrap();
     let thread = disturbed(move || {
         let mut fds = [PollFd::new(there.as_fd(), PollFlags::POLLIN)];
-        poll(&mut fds, None).unwrap()
+        let ready = poll(&mut fds, None).unwrap();
+        // Returned as well, so that it stays open until all parts of the message are sent.
+        (ready, there)
     });
     frame::send(&here, &Request::RestartEpoch { epoch: 3 }, &[]).unwrap();
-    assert_eq!(thread.join().unwrap(), 1);
+    assert_eq!(thread.join().unwrap().0, 1);
 }
 
 #[test]
