@@ -204,6 +204,13 @@ def test_a_fork_server_that_is_killed_after_a_worker_of_its_costs_a_pause(tmp_pa
 
 
 @pytest.mark.usefixtures("nothing_is_left")
+def test_the_only_sample_has_a_second_worker_if_the_first_one_is_killed(tmp_path: Path) -> None:
+    data = ud.KilledAtLook(1, 0, str(tmp_path / "log"), workers=1)
+    with coprep.DataLoader(data, 1, **NUMPY) as loader:
+        assert ids(loader) == [0]
+
+
+@pytest.mark.usefixtures("nothing_is_left")
 def test_a_dataset_that_kills_its_fork_server_each_time_is_one_clear_error(tmp_path: Path) -> None:
     log = tmp_path / "log"
     loader = coprep.DataLoader(ud.KilledAtLoad(24, 1000, str(log)), 4, **NUMPY)

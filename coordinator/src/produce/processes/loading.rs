@@ -9,12 +9,12 @@ use coprep_protocol::message::UserCode;
 use coprep_protocol::spec::{BLOB, Dtype, Field};
 use coprep_shared_memory::staging::Layout;
 
-use crate::Result;
 use crate::error::{ErrorKind, code_failed, invalid, os, sample_failed};
 use crate::produce::failure::Failure;
 use crate::produce::processes::IdleForkServer;
 use crate::produce::processes::fork_server::{ForkServer, Forked, PROMPT};
 use crate::produce::processes::zygote::Zygote;
+use crate::{Error, Result};
 
 /// User code that is loaded, but makes nothing yet.
 pub(crate) struct Loaded {
@@ -164,25 +164,50 @@ fn inspect(
     timeout: Duration,
 ) -> Result<Probed> {
     let enough = if split { SPLIT_INSPECTED } else { 1 };
-    let inspected = inspect_once(fork_server, ids, split, enough, true, timeout);
+    let inspect_first = || inspect_once(fork_server, ids, split, enough, true, timeout);
+    let first = match inspect_first() {
+        Err(failed) if failed.is_of_sample() => failed,
+        other => return other.map_err(|failed| failed.error),
+    };
     // A sample that ends its worker, or takes for ever, is reported when it is due. Another sample shows the fields of
     // the others. It is inspected alone, because with several it is unknown which one ended the worker.
     for skipped in 1..MOST_INSPECTORS.min(ids.len()) {
-        if !is_of_sample(&inspected) {
-            break;
-        }
-        let another = inspect_once(fork_server, &ids[skipped..], split, 1, false, timeout);
-        // The first worker's error is the one that is reported. A fork server that was killed meanwhile is started anew.
-        if !is_of_sample(&another) {
-            return another;
+        match inspect_once(fork_server, &ids[skipped..], split, 1, false, timeout) {
+            // The first worker's error is the one that is reported.
+            Err(failed) if failed.is_of_sample() => {}
+            // A fork server that was killed meanwhile is started anew.
+            other => return other.map_err(|failed| failed.error),
         }
     }
-    inspected
+    // Where there is no other sample, the same one has a second worker, as it has when it is due: the kernel may have
+    // killed the first worker for want of memory.
+    if ids.len() < 2 && first.has_ended {
+        return inspect_first().map_err(|failed| failed.error);
+    }
+    Err(first.error)
 }
 
-/// Returns `true` if an inspection failed in a way that another sample may not.
-fn is_of_sample(inspected: &Result<Probed>) -> bool {
-    matches!(inspected, Err(e) if matches!(e.kind(), ErrorKind::Code))
+/// The failure of an inspection.
+struct InspectionError {
+    error: Error,
+    /// `true` if the worker ended before it answered.
+    has_ended: bool,
+}
+
+impl InspectionError {
+    /// Returns `true` if another sample may not fail in this way.
+    fn is_of_sample(&self) -> bool {
+        matches!(self.error.kind(), ErrorKind::Code)
+    }
+}
+
+impl From<Error> for InspectionError {
+    fn from(error: Error) -> Self {
+        InspectionError {
+            error,
+            has_ended: false,
+        }
+    }
 }
 
 /// Inspects `enough` of the samples `ids`: the first ones that do not fail. Inspects a few more if that is allowed, the
@@ -194,7 +219,7 @@ fn inspect_once(
     enough: u8,
     may_inspect_more: bool,
     timeout: Duration,
-) -> Result<Probed> {
+) -> std::result::Result<Probed, InspectionError> {
     let Forked { number, socket, .. } = fork_server.fork(0, 1, None, &[])?;
     let mut channel = Channel::new(socket);
     let gone = |e: std::io::Error| {
@@ -202,12 +227,15 @@ fn inspect_once(
         let how = how.ok().flatten();
         // Workers end with their fork server. Its end may become known before or after that of its workers.
         if let Some(killed) = fork_server.ended_while("to make the first samples") {
-            return killed;
+            return InspectionError::from(killed);
         }
         match how {
-            Some(how) => code_failed(format!("the worker that made the first samples {how}"))
-                .with_remedy("run with num_workers=0 to see what it does"),
-            None => os("the first worker does not answer", e),
+            Some(how) => InspectionError {
+                error: code_failed(format!("the worker that made the first samples {how}"))
+                    .with_remedy("run with num_workers=0 to see what it does"),
+                has_ended: true,
+            },
+            None => os("the first worker does not answer", e).into(),
         }
     };
     channel
@@ -224,7 +252,7 @@ fn inspect_once(
     })?;
     match WorkerReport::parse(&message).map_err(code_failed)? {
         WorkerReport::Probed(probed) => Ok(*probed),
-        other => Err(code_failed(format!("the first worker said {other:?}"))),
+        other => Err(code_failed(format!("the first worker said {other:?}")).into()),
     }
 }
 
