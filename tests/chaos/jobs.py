@@ -22,6 +22,7 @@ from typing import Any
 import coprep
 import numpy as np
 from coprep import _arguments as arguments
+from coprep._loader import _leave_jobs
 from coprep._options import Draws
 
 from tests.chaos import data as datasets
@@ -394,5 +395,7 @@ def main(plan: Plan, part: Part, room: Room, points: int | None, barrier: Any) -
         place = traceback.format_exc()[-4000:]
         training.log("crash", type=type(error).__name__, text=str(error)[:2000], place=place)
     finally:
-        # This process is a fork of the runner, whose exit handlers must not run here.
+        # This process is a fork of the runner, whose exit handlers must not run here. A program runs this one.
+        if code != CRASHED:
+            _leave_jobs()
         os._exit(code)

@@ -51,6 +51,20 @@ def _leave_jobs() -> None:
         loader.close()
 
 
+_told_multiprocessing: set[int] = set()
+"""Processes, by id, in which ``multiprocessing`` was told to call :func:`_leave_jobs`."""
+
+
+def _leave_when_process_ends(loader: DataLoader) -> None:
+    """Lets the other ranks of the loader's job know when this process ends in order."""
+    _with_other_ranks.add(loader)
+    # A process that `multiprocessing` has forked runs its functions for the end, and none that `atexit` has.
+    module = sys.modules.get("multiprocessing.util")
+    if module is not None and os.getpid() not in _told_multiprocessing:
+        _told_multiprocessing.add(os.getpid())
+        module.Finalize(None, _leave_jobs, exitpriority=0)
+
+
 class DataLoader(TorchInterface, Generic[T_co]):
     """Iterates over minibatches that are prepared once for all concurrent jobs that need them.
 
@@ -435,7 +449,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             # The coordinator has no values of this dataset to cache.
             options = options._replace(cache="off", cache_bytes=None, reuse=0)
         if rank_id.world_size > 1:
-            _with_other_ranks.add(self)
+            _leave_when_process_ends(self)
         return _coprep.Loader(
             pipeline,
             options,

@@ -24,34 +24,44 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 N, BATCH, STEPS = 400, 20, 10
 
 READ = """
-import json, sys, time, coprep
+import json, multiprocessing, os, signal, sys, time, coprep
 from user_datasets import *
 rank, ranks, epochs, leave_after, stop_after, how = *map(int, sys.argv[1:6]), sys.argv[6]
 # In the last batch of rank 0.
 gated = 400 - 20 * ranks
-train = coprep.DataLoader(Gated(400, gated, sys.argv[7]), batch_size=20, framework="numpy", with_index=True,
-                          num_workers=3, rank=rank, world_size=ranks, group="g", timeout=60)
-step = 0
-for epoch in range(epochs):
-    for _, ids in train:
-        step += 1
-        print(json.dumps([epoch, ids.tolist()]), flush=True)
-        sys.stdin.readline()
-        if step in (leave_after, stop_after):
+# A process that multiprocessing forks has no standard input.
+lines = os.fdopen(os.dup(0))
+
+def read():
+    train = coprep.DataLoader(Gated(400, gated, sys.argv[7]), batch_size=20, framework="numpy", with_index=True,
+                              num_workers=3, rank=rank, world_size=ranks, group="g", timeout=60)
+    step = 0
+    for epoch in range(epochs):
+        for _, ids in train:
+            step += 1
+            print(json.dumps([epoch, ids.tolist()]), flush=True)
+            lines.readline()
+            if step in (leave_after, stop_after):
+                break
+        if step == stop_after:
             break
-    if step == stop_after:
-        break
-if how == "lives on":
-    train.close()
-    print("closed", flush=True)
-    sys.stdin.readline()
-elif how == "fails":
-    raise SystemExit(3)
-elif how == "keeps itself":
-    train.myself = train
-elif how == "is killed":
-    import os, signal
-    os.kill(os.getpid(), signal.SIGKILL)
+    if how == "lives on":
+        train.close()
+        print("closed", flush=True)
+        lines.readline()
+    elif how == "fails":
+        raise SystemExit(3)
+    elif how in ("keeps itself", "is forked"):
+        train.myself = train
+    elif how == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if how == "is forked":
+    child = multiprocessing.get_context("fork").Process(target=read)
+    child.start()
+    child.join()
+else:
+    read()
 """
 """Code of a rank that reads some epochs. It prints each batch, and waits for a line. It may leave its epoch, or stop,
 after some batches."""
@@ -138,7 +148,7 @@ kills = pytest.mark.parametrize("kill", [kill_coordinator, kill_fork_server])
 
 
 @kills
-@pytest.mark.parametrize("how", ["ends", "lives on", "fails", "keeps itself"])
+@pytest.mark.parametrize("how", ["ends", "lives on", "fails", "keeps itself", "is forked"])
 def test_the_rest_is_given_without_a_rank_that_has_left(
     start: Start, gate: Path, kill: Callable[[], None], how: str
 ) -> None:
