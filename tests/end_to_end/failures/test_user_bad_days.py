@@ -477,6 +477,11 @@ def test_handles_of_cached_properties_are_opened_anew_in_the_workers(
     assert data.binary.tell() == 7 and data[5][-1] == 5
 
 
+def test_workers_share_no_file_that_the_length_opens(place: Path, tmp_path: Path) -> None:
+    with coprep.DataLoader(ud.Measured(tmp_path, N), 4, **NUMPY) as loader:
+        assert epoch(loader) == (list(range(N)), [])
+
+
 def test_without_workers_it_need_not_be_pickled(tmp_path: Path) -> None:
     (tmp_path / "data").touch()
     for data in (ud.Connected(), ud.OpenFile(tmp_path / "data")):
