@@ -96,7 +96,7 @@ def reduce_without_handles(obj: Any) -> Any:
     Returns:
         ``NotImplemented`` if objects of this class have no cached properties.
     """
-    cls = type(obj)
+    cls: type = type(obj)
     cached = _cached_properties(cls)
     if not cached or cls in copyreg.dispatch_table:
         return NotImplemented
