@@ -143,6 +143,29 @@ def test_what_cannot_be_shared_is_left_to_pytorch(installed: Path) -> None:
         list(coprep.DataLoader(Locked(), num_workers=1))
 
 
+def test_a_dataset_that_is_found_not_to_be_sent_only_late_is_left_to_pytorch(installed: Path) -> None:
+    held = ud.Connected().connection
+    loader: Any = data.DataLoader(ud.Identified(held), batch_size=2, num_workers=1)
+    with pytest.warns(coprep.UnsharedWarning, match=r"dataset.tables\['a'\]\[1\] cannot be sent to the workers"):
+        batches = [batch[-1].tolist() for batch in loader]
+    assert batches == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [batch[-1].tolist() for batch in loader] == batches
+    assert loader.state_dict() == {}
+    until(lambda: not coprep.status()["streams"], "the loader has left the coordinator")
+
+
+def test_a_dataset_that_reopens_its_files_is_shared(installed: Path, tmp_path: Path) -> None:
+    samples = ud.Reopening(tmp_path, 8)
+    assert samples[3][-1] == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", coprep.UnsharedWarning)
+        with data.DataLoader(samples, batch_size=4, num_workers=1) as loader:
+            assert [batch[-1].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+            assert len(coprep.status()["streams"]) == 1
+
+
 def test_without_a_distributed_sampler_each_rank_has_the_whole_dataset(
     installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import random
@@ -388,6 +389,71 @@ class OpenFile(Numbers):
     def __init__(self, path: str | Path, size: int = 8) -> None:
         super().__init__(size)
         self.file = open(path, "rb")  # noqa: SIM115 - that it stays open is the point
+
+
+class Reopening(Numbers):
+    """A dataset that opens a binary file, a text file and a database when it is first used. All hold the samples.
+
+    Lines of the text are longer in bytes than in characters, so that positions in a copy of the text are others.
+    """
+
+    LINE = "é{:03}\n"
+
+    def __init__(self, folder: Path, size: int) -> None:
+        super().__init__(size)
+        self.folder = folder
+        self.line = len(self.LINE.format(0).encode())
+        (folder / "bytes").write_bytes(bytes(range(size)))
+        (folder / "text").write_text("".join(map(self.LINE.format, range(size))), encoding="utf-8")
+        with sqlite3.connect(folder / "database") as made:
+            made.execute("create table numbers (number)")
+            made.executemany("insert into numbers values (?)", [(i,) for i in range(size)])
+
+    @functools.cached_property
+    def binary(self) -> Any:
+        return open(self.folder / "bytes", "rb")  # noqa: SIM115 - that it stays open is the point
+
+    @functools.cached_property
+    def text(self) -> Any:
+        return open(self.folder / "text", encoding="utf-8")  # noqa: SIM115
+
+    @functools.cached_property
+    def database(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.folder / "database")
+
+    def __getitem__(self, i: int) -> Any:
+        self.binary.seek(i)
+        self.text.seek(i * self.line)
+        (stored,) = self.database.execute("select number from numbers where number = ?", (i,)).fetchone()
+        (read,) = self.binary.read(1)
+        assert read == stored == int(self.text.readline()[1:])
+        return super().__getitem__(read)
+
+
+class Measured(Reopening):
+    """A dataset whose length is that of a file, which each process opens for itself."""
+
+    @functools.cached_property
+    def opened(self) -> tuple[int, Any]:
+        return os.getpid(), open(self.folder / "bytes", "rb")  # noqa: SIM115
+
+    def __len__(self) -> int:
+        return os.fstat(self.opened[1].fileno()).st_size
+
+    def __getitem__(self, i: int) -> Any:
+        assert self.opened[0] == os.getpid(), "it was opened before the fork"
+        return super().__getitem__(i)
+
+
+class Identified(Numbers):
+    """A dataset that says what identifies it, and holds something that does not count, deep within."""
+
+    def __init__(self, held: Any, size: int = 8) -> None:
+        super().__init__(size)
+        self.tables = {"a": [1, held]}
+
+    def __coprep_identity__(self) -> int:
+        return self.size
 
 
 class Shrinking(Numbers):

@@ -6,6 +6,7 @@ describe the last call, are therefore not part of an object's identity.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import json
 import logging
@@ -14,12 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 from coprep._modules import MAINS, digest_of
-from coprep._packing import LOCKS
+from coprep._packing import LOCKS, packing_error
 
 HOOK = "__coprep_identity__"
 """Name of a class's method that returns the identity of an instance."""
 
-Reducer = Callable[[Any], tuple[Any, ...]]
+Reducer = Callable[[Any], Any]
 
 _TOKENIZER = frozenset(("deprecation_warnings", "cache", "_in_target_context_manager"))
 """Attributes of transformers' tokenizers that change by use: past warnings, looked-up tokens, and the present mode."""
@@ -52,39 +53,85 @@ def identified(cls: type, identity: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def caches_of(cls: Any) -> frozenset[str]:
-    """Returns the names of the attributes, of a class's instances, whose values can be computed again."""
-    found: set[str] = set()
-    for base in cls.__mro__:
-        for name, member in vars(base).items():
-            if isinstance(member, functools.cached_property):
-                found.add(member.attrname or name)
-        if base.__module__.partition(".")[0] == "albumentations":
-            found |= _ALBUMENTATIONS
-    return frozenset(found)
+    """Returns the names of the attributes, of a class's instances, that are no part of their identity."""
+    is_albumentations = any(base.__module__.partition(".")[0] == "albumentations" for base in cls.__mro__)
+    return _cached_properties(cls) | (_ALBUMENTATIONS if is_albumentations else frozenset())
+
+
+@functools.lru_cache(maxsize=1024)
+def _cached_properties(cls: Any) -> frozenset[str]:
+    """Returns the names of the attributes, of a class's instances, that are computed again where they are missing."""
+    return frozenset(
+        member.attrname or name
+        for base in cls.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, functools.cached_property)
+    )
 
 
 def without_caches(cls: type, state: Any) -> Any:
     """Returns the state of an object, in pickle's form, without the attributes that are only caches."""
+    caches = caches_of(cls)
+
+    def kept(attributes: dict[str, Any]) -> dict[str, Any] | None:
+        rest = {name: value for name, value in attributes.items() if name not in caches}
+        if _is_tokenizer(cls):
+            rest = {
+                name: _without_last_call(value) if _is_backend(value) else value
+                for name, value in rest.items()
+                if name not in _TOKENIZER
+            }
+        # Pickle gives None for an object that has no attributes.
+        return rest or None
+
+    return _with_attributes(state, kept)
+
+
+def reduce_without_handles(obj: Any) -> Any:
+    """Reduces an object, for the workers, without the values of cached properties that cannot be pickled.
+
+    These are open files and connections, for example. The process that loads the object computes them again when it
+    first uses them. ``obj`` itself keeps them.
+
+    Returns:
+        ``NotImplemented`` if objects of this class have no cached properties.
+    """
+    cls: type = type(obj)
+    cached = _cached_properties(cls)
+    if not cached or cls in copyreg.dispatch_table:
+        return NotImplemented
+
+    def kept(attributes: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in attributes.items()
+            # A value that can be pickled is sent, since it may take long to compute.
+            if name not in cached or packing_error(value) is None
+        }
+
+    return _reduced(obj, lambda state: _with_attributes(state, kept))
+
+
+def _reduce_without_caches(obj: Any) -> Any:
+    return _reduced(obj, lambda state: without_caches(type(obj), state))
+
+
+def _reduced(obj: Any, changed: Callable[[Any], Any]) -> Any:
+    """Returns how pickle reduces an object, with its state changed."""
+    reduced: Any = obj.__reduce_ex__(5)
+    if isinstance(reduced, str) or len(reduced) < 3:
+        # It is pickled by the name of a global variable, or has no state.
+        return reduced
+    make, args, state, *items = reduced
+    return make, args, changed(state), *items
+
+
+def _with_attributes(state: Any, kept: Callable[[dict[str, Any]], Any]) -> Any:
+    """Returns the state of an object, in pickle's form, with only those attributes that are kept."""
     if type(state) is tuple and len(state) == 2:
         # The second half has the slots.
-        return without_caches(cls, state[0]), state[1]
-    if type(state) is not dict:
-        return state
-    caches = caches_of(cls)
-    kept = {name: value for name, value in state.items() if name not in caches}
-    if _is_tokenizer(cls):
-        kept = {
-            name: _without_last_call(value) if _is_backend(value) else value
-            for name, value in kept.items()
-            if name not in _TOKENIZER
-        }
-    # Pickle gives None for an object that has no attributes.
-    return kept or None
-
-
-def _reduce_without_caches(obj: Any) -> tuple[Any, ...]:
-    make, args, *more = obj.__reduce_ex__(5)
-    return (make, args, *(without_caches(type(obj), state) for state in more[:1]), *more[1:])
+        return _with_attributes(state[0], kept), state[1]
+    return kept(state) if type(state) is dict else state
 
 
 def _is_tokenizer(cls: type) -> bool:

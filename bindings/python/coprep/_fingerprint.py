@@ -8,7 +8,6 @@ Each piece gets a number when it is first met, is hashed on its own, and refers 
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import enum
 import functools
@@ -21,17 +20,18 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
-from coprep._caches import HOOK, reducer_of, without_caches
-from coprep._errors import CannotTravel
+from coprep._caches import HOOK, reducer_of
 from coprep._imports import Import, resolved
 from coprep._modules import MAINS, Modules
 from coprep._modules import digest_of as _hash
+from coprep._packing import refuse_text_file
+from coprep._unpicklable import Holder, Named, attributes_of, cannot_travel, culprit_of
 
 Handler = Callable[[Any], bytes | None]
 
@@ -46,8 +46,6 @@ STRINGS = 1000
 STREAM = 2 << 30
 """Bytes of a pickle without memo above which shared objects are assumed to be repeated too often."""
 
-_OTHERWISE = "pass an import string 'module:factory', or num_workers=0 to make samples in this process"
-_REMEDY = f"define __getstate__, open the resource lazily in __getitem__, {_OTHERWISE}"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _GLOBAL_OPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 # The interpreter, pickle and typing add these attributes to a class. They hold line numbers, caches and hints, which
@@ -103,7 +101,7 @@ class _Splitter:
         self._left = left
 
     def parts(
-        self, named: Iterable[tuple[str, Any]], depth: int = 0, holder: _Holder | None = None
+        self, named: Iterable[tuple[str, Any]], depth: int = 0, holder: Holder | None = None
     ) -> Iterator[tuple[str, bytes]]:
         for name, value in named:
             head, children = self._split(value) if depth < DEPTH else (value, [])
@@ -113,87 +111,34 @@ class _Splitter:
             self._left -= len(children)
             yield name, self._digest(name, head, holder)
             for suffix, child in children:
-                inner = _Holder(type(value), suffix) if type(value) not in (list, tuple) else holder
+                inner = Holder(type(value), suffix) if type(value) not in (list, tuple) else holder
                 yield from self.parts([(name + suffix, child)], depth + 1, inner)
 
-    def _digest(self, name: str, value: Any, holder: _Holder | None) -> bytes:
+    def _digest(self, name: str, value: Any, holder: Holder | None) -> bytes:
         try:
             return self._walk.closed(value)
         except Exception as e:
-            reason = " ".join(str(e).split()) or "it cannot be pickled"
-            if not isinstance(e, (TypeError, pickle.PicklingError)):
-                reason = f"{type(e).__name__}: {reason}"
-            found = self._holder_within(value, set()) or holder
-            remedy = _REMEDY if found is None else found.remedy()
-            raise CannotTravel(f"{name} cannot be compared with that of other jobs: {reason}. Remedy: {remedy}") from e
+            found = culprit_of(value, e, self._error_of, lambda part: self._split(part)[1])
+            failure = "cannot be compared with that of other jobs"
+            raise cannot_travel(name, failure, e, found.holder or holder) from e
 
-    def _holder_within(self, value: Any, seen: set[int]) -> _Holder | None:
-        """Returns the attribute, within a value, that cannot be pickled, and the class that holds it."""
-        seen.add(id(value))
-        for suffix, child in self._children(value):
-            if id(child) in seen or self._can_be_hashed(child):
-                continue
-            if isinstance(value, (list, tuple, dict)):
-                return self._holder_within(child, seen)
-            return self._holder_within(child, seen) or _Holder(type(value), suffix)
-        return None
-
-    def _children(self, value: Any) -> list[tuple[str, Any]]:
-        if isinstance(value, (list, tuple)):
-            return [("", child) for child in value]
-        if isinstance(value, dict):
-            return [("", child) for child in value.values()]
-        return self._split(value)[1]
-
-    def _can_be_hashed(self, value: Any) -> bool:
+    def _error_of(self, value: Any) -> Exception | None:
         try:
             self._walk.closed(value)
-        except Exception:
-            return False
-        return True
+        except Exception as error:
+            return error
+        return None
 
-    def _split(self, value: Any) -> tuple[Any, list[tuple[str, Any]]]:
+    def _split(self, value: Any) -> tuple[Any, Named]:
         """Returns a stand-in for the value itself, and its parts by the suffix of their name."""
         cls = type(value)
         if cls in (list, tuple) and len(value) <= ELEMENTS:
             return (cls, len(value)), [(f"[{i}]", v) for i, v in enumerate(value)]
-        if self._walk.handler(cls) is None and _reduces_by_default(cls):
-            # An error is ignored here. It occurs again, and is reported, when the value is hashed as a whole.
-            with contextlib.suppress(Exception):
-                reduced: Any = object.__reduce_ex__(value, 5)
-                make, args, state, *items = reduced
-                state = without_caches(cls, state)
-                plain = getattr(make, "__name__", "") == "__newobj__" and args == (cls,) and items in ([], [None, None])
-                if plain and type(state) is dict and all(type(key) is str for key in state):
-                    return cls, [(_suffix(key), state[key]) for key in sorted(state)]
+        if self._walk.handler(cls) is None and not hasattr(cls, HOOK):
+            attributes = attributes_of(value)
+            if attributes is not None:
+                return cls, attributes
         return value, []
-
-
-def _reduces_by_default(cls: Any) -> bool:
-    default: Any = object
-    own = cls.__reduce_ex__ is not default.__reduce_ex__ or cls.__reduce__ is not default.__reduce__
-    return not own and cls not in cloudpickle.Pickler.dispatch_table and not hasattr(cls, HOOK)
-
-
-def _suffix(attribute: str) -> str:
-    return f".{attribute}" if attribute.isidentifier() else f".{attribute!r}"
-
-
-class _Holder(NamedTuple):
-    """An attribute of a class's instances."""
-
-    cls: type
-    suffix: str
-    """Name of the attribute as in the name of a part, with a dot before it."""
-
-    def remedy(self) -> str:
-        """Returns the code that keeps the attribute from being pickled, as a line to write."""
-        name = self.suffix.removeprefix(".").strip("'")
-        return (
-            f"leave it out of the pickle, by a method of {self.cls.__qualname__} or of a class that derives from it, "
-            f'def __getstate__(self): return {{**self.__dict__, "{name}": None}}, and open it where it is used if '
-            f"self.{name} is None; or {_OTHERWISE}"
-        )
 
 
 # --- data -----------------------------------------------------------------------------------------------------
@@ -322,7 +267,7 @@ class _Walk:
         yield PurePath, self._pure_path
         yield TypeVar, lambda obj: b"v" + self.plain((obj.__name__, obj.__bound__, obj.__constraints__))
         yield functools.cached_property, lambda obj: b"p" + self.plain((type(obj), obj.func, obj.attrname))
-        yield io.TextIOWrapper, _refuse_file
+        yield io.TextIOWrapper, refuse_text_file
         torch: Any = sys.modules.get("torch")
         if hasattr(torch, "Tensor"):
             yield torch.Tensor, self._tensor
@@ -509,13 +454,6 @@ class _Walk:
         handled: bytes = getattr(code, "co_exceptiontable", b"")
         digest = _hash(repr(shape).encode(), repr(names).encode(), code.co_code, handled, self.plain(code.co_consts))
         return self._remember(code, b"c" + digest)
-
-
-def _refuse_file(file: io.TextIOWrapper) -> bytes | None:
-    # A file would be pickled with all that can be read from it.
-    if file in (sys.stdout, sys.stderr):
-        return None
-    raise TypeError("cannot pickle an open file")
 
 
 def _content(array: npt.NDArray[Any]) -> bytes:

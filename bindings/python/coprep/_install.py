@@ -189,6 +189,8 @@ class _AsPyTorch(DataLoader[Any]):
             if self._options.subset is not None and self._sampler is self._batch_sampler is None:
                 raise  # PyTorch has no such argument.
             self._private = self._unshared(str(error), shuffle=self._shuffle)
+            # It may be attached already, since a dataset is pickled only once the coordinator asks for it.
+            self.close()
         return iter(self._private)
 
     def state_dict(self) -> dict[str, Any]:

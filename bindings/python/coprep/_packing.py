@@ -29,6 +29,9 @@ _MAGIC = b"cpk1"
 _ALIGN = 64
 _MAIN = ("__main__", "__mp_main__")
 
+Reducer = Callable[[Any], Any]
+"""Returns how pickle reduces an object, or ``NotImplemented`` to leave it to pickle."""
+
 
 class Packed:
     """An object as bytes in several pieces. It refers to the object's own buffers, so the object must not change."""
@@ -61,11 +64,12 @@ class Packed:
         return self.size
 
 
-def pack(obj: Any, *, by_file: bool = False, for_jobs: bool = False) -> Packed:
+def pack(obj: Any, *, by_file: bool = False, for_jobs: bool = False, reducer: Reducer | None = None) -> Packed:
     """Turns ``obj`` into bytes.
 
     With ``by_file``, an array that maps a file travels as the file's name. With ``for_jobs``, a class of the main
-    script becomes, in a job, the class of that name in the job's own script.
+    script becomes, in a job, the class of that name in the job's own script. ``reducer`` reduces the objects that are
+    reduced in no special way here, as ``reducer_override`` of pickle does.
 
     Classes and functions of the main script, and others that cannot be imported by name, travel by value. This needs
     ``cloudpickle``.
@@ -76,12 +80,21 @@ def pack(obj: Any, *, by_file: bool = False, for_jobs: bool = False) -> Packed:
         buffers.append(buffer.raw())
 
     try:
-        data = _pickled(_ByFile if by_file else _Pickler, obj, keep)
+        data = _pickled(_ByFile if by_file else _Pickler, obj, keep, reducer)
     except (pickle.PicklingError, AttributeError) as error:
         # The first attempt may have kept buffers, which the second one keeps again.
         buffers.clear()
-        data = _pickled(_by_value(error, for_jobs), obj, keep)
+        data = _pickled(_by_value(error, for_jobs), obj, keep, reducer)
     return Packed(data, buffers)
+
+
+def packing_error(obj: Any, reducer: Reducer | None = None) -> Exception | None:
+    """Returns the error of packing an object for workers, or ``None`` if it can be packed."""
+    try:
+        pack(obj, by_file=True, reducer=reducer)
+    except Exception as error:
+        return error
+    return None
 
 
 def unpack(view: memoryview | bytes | bytearray) -> Any:
@@ -118,10 +131,20 @@ def _places(end: int, lengths: tuple[int, ...] | list[int]) -> Iterator[int]:
         end = place + length
 
 
-def _pickled(pickler: Any, obj: Any, keep: Callable[[pickle.PickleBuffer], None]) -> bytes:
+def _pickled(pickler: Any, obj: Any, keep: Callable[[pickle.PickleBuffer], None], reducer: Reducer | None) -> bytes:
     stream = io.BytesIO()
-    pickler(stream, protocol=5, buffer_callback=keep).dump(obj)
+    kind = pickler if reducer is None else _with_reducer(pickler, reducer)
+    kind(stream, protocol=5, buffer_callback=keep).dump(obj)
     return stream.getvalue()
+
+
+def _with_reducer(pickler: Any, reducer: Reducer) -> Any:
+    class WithReducer(pickler):  # type: ignore[misc, unused-ignore]
+        def reducer_override(self, obj: Any) -> Any:
+            reduced = super().reducer_override(obj)
+            return reducer(obj) if reduced is NotImplemented else reduced
+
+    return WithReducer
 
 
 class _Pickler(pickle.Pickler):
@@ -161,6 +184,8 @@ def _by_value_pickler() -> tuple[Any, Any]:
 
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
         def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, io.TextIOWrapper):
+                refuse_text_file(obj)
             if type(obj) is CodeType:
                 return _code, (*self.dispatch_table[CodeType](obj), obj.co_filename, _lines_of(obj.co_filename))
             if isinstance(obj, type) and obj.__module__ not in _MAIN and (path := path_of(obj)) is not None:
@@ -182,6 +207,15 @@ def _by_value_pickler() -> tuple[Any, Any]:
             return super().reducer_override(obj)
 
     return ByValue, ForJobs
+
+
+def refuse_text_file(file: io.TextIOWrapper) -> None:
+    """Raises an error for an open file, but not for the standard output and error.
+
+    cloudpickle would make a copy of the whole text, whose positions are not those of the file.
+    """
+    if file not in (sys.stdout, sys.stderr):
+        raise TypeError("cannot pickle an open file")
 
 
 def _class_of_main(qualified_name: str, by_value: bytes) -> Any:

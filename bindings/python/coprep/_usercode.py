@@ -13,12 +13,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from coprep import _coprep
+from coprep._caches import reduce_without_handles
 from coprep._errors import CannotTravel
 from coprep._fingerprint import fingerprint
 from coprep._iterables import Batches
 from coprep._modules import MAINS, Modules
-from coprep._packing import pack
+from coprep._packing import Packed, pack, packing_error
 from coprep._preloading import modules_of
+from coprep._unpicklable import attributes_of, cannot_travel, culprit_of
 from coprep._worker import PROGRAM, Delivery, Program, call_factory
 
 Part = tuple[str, bytes]
@@ -172,15 +174,42 @@ class UserCode:
         return modules_of(dataset, transform, init)
 
     def packed(self) -> bytearray:
-        """Returns the bytes that workers load: a :class:`Delivery`, then the program at :data:`PROGRAM`."""
+        """Returns the bytes that workers load: a :class:`Delivery`, then the program at :data:`PROGRAM`.
+
+        Raises:
+            TypeError: some part cannot be pickled. The message names the part and the remedy.
+        """
         dataset = self.program.dataset
         samples = None if isinstance(dataset, str) else _length(dataset)
         head = pickle.dumps(tuple(Delivery(self._spawn, samples, list(sys.argv))))
-        program = pack(self.program, by_file=True)
+        program = self._packed_program()
         data = bytearray(PROGRAM + program.size)
         data[: len(head)] = head
         program.write_to(memoryview(data)[PROGRAM:])
         return data
+
+    def _packed_program(self) -> Packed:
+        try:
+            return pack(self.program, by_file=True)
+        except Exception:
+            # Few datasets come here, so the others need not pickle the value of each cached property on its own.
+            try:
+                return pack(self.program, by_file=True, reducer=reduce_without_handles)
+            except Exception as error:
+                raise self._cannot_travel(error) from error
+
+    def _cannot_travel(self, error: Exception) -> CannotTravel:
+        """Returns the error that names the part of the program that cannot be pickled."""
+
+        def error_of(value: Any) -> Exception | None:
+            return packing_error(value, reduce_without_handles)
+
+        dataset, transform, init, *_ = self.program
+        named = {"dataset": dataset, "transform": transform, "worker_init_fn": init}
+        failed = ((name, value, error_of(value)) for name, value in named.items())
+        name, value, first = next((part for part in failed if part[2] is not None), ("dataset", dataset, error))
+        found = culprit_of(value, first or error, error_of, lambda part: attributes_of(part) or [])
+        return cannot_travel(name + found.suffix, "cannot be sent to the workers", found.error, found.holder)
 
 
 def _digest(text: str) -> bytes:

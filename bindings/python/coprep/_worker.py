@@ -322,9 +322,12 @@ class _ForkServer(Parent):
         samples = delivery.samples
         if not delivery.spawn or samples is None:
             program = load_program(self._sent[PROGRAM:])
+            before = os.listdir("/proc/self/fd")
             samples = len(program.dataset)
             if not delivery.spawn:
-                self._program = program
+                # A file that `__len__` opened would have one position in all workers, which each of them moves.
+                is_clean = sorted(os.listdir("/proc/self/fd")) == sorted(before)
+                self._program = program if is_clean else load_program(self._sent[PROGRAM:])
         # The collector writes to the objects that it visits, which would copy their pages in every worker. Frozen
         # objects are not visited.
         gc.collect()

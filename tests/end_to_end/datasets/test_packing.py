@@ -228,6 +228,15 @@ def test_a_local_class_travels_by_value() -> None:
     assert start < tensor.data_ptr() < start + len(data), "a tensor lies in the bytes here too"
 
 
+def test_an_open_text_is_not_copied_beside_a_local_class(tmp_path: Path) -> None:
+    class Local:
+        pass
+
+    (tmp_path / "text").touch()
+    with open(tmp_path / "text") as file, pytest.raises(TypeError, match="open file"):
+        pack([Local(), file])
+
+
 def test_without_cloudpickle_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     import coprep._packing
 

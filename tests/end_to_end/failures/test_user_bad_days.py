@@ -442,6 +442,46 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
         next(iter(coprep.DataLoader(ud.Numbers(8), 4, transform=ud.FaultyTransform([], connection), **options)))
 
 
+def test_what_does_not_count_and_cannot_be_pickled_is_named_too(place: Path) -> None:
+    connection = ud.Connected().connection
+    remedy = r'of Identified .*return \{\*\*self.__dict__, "tables": None\}'
+    options = {**NUMPY, "num_workers": 2}
+    with coprep.DataLoader(ud.Identified(connection), 4, **options) as loader:
+        for _ in range(2):
+            message = rf"dataset.tables\['a'\]\[1\] cannot be sent to the workers: .*sqlite3.Connection.*{remedy}"
+            with pytest.raises(TypeError, match=message):
+                next(iter(loader))
+        # The loader is as good as new once the dataset is.
+        loader.dataset.tables["a"][1] = None
+        assert epoch(loader) == (list(range(8)), [])
+    transform = ud.FaultyTransform([], ud.Identified(connection))
+    with pytest.raises(TypeError, match=rf"transform.what.tables\['a'\]\[1\] cannot be sent .*{remedy}"):
+        next(iter(coprep.DataLoader(ud.Numbers(8), 4, transform=transform, **options)))
+
+
+@pytest.mark.parametrize("by_value", [False, True], ids=["imported", "by value"])
+def test_handles_of_cached_properties_are_opened_anew_in_the_workers(
+    place: Path, tmp_path: Path, by_value: bool
+) -> None:
+    class Local(ud.Reopening):
+        pass
+
+    data = (Local if by_value else ud.Reopening)(tmp_path, N)
+    assert data[3][-1] == 3
+    data.binary.seek(7)
+    handles = (data.binary, data.text, data.database)
+    with coprep.DataLoader(data, 4, **NUMPY) as loader:
+        for _ in range(2):
+            assert epoch(loader) == (list(range(N)), [])
+    assert (data.binary, data.text, data.database) == handles, "the job keeps its own"
+    assert data.binary.tell() == 7 and data[5][-1] == 5
+
+
+def test_workers_share_no_file_that_the_length_opens(place: Path, tmp_path: Path) -> None:
+    with coprep.DataLoader(ud.Measured(tmp_path, N), 4, **NUMPY) as loader:
+        assert epoch(loader) == (list(range(N)), [])
+
+
 def test_without_workers_it_need_not_be_pickled(tmp_path: Path) -> None:
     (tmp_path / "data").touch()
     for data in (ud.Connected(), ud.OpenFile(tmp_path / "data")):
