@@ -8,6 +8,8 @@
 //! engine is locked outside of it. A stream is closed, and admits jobs, under its engine's lock. So a job is either in
 //! a stream when that might be closed, or finds it closed and looks again.
 
+mod dataset_caches;
+mod datasets;
 mod departures;
 mod flights;
 mod guest;
@@ -31,9 +33,7 @@ use coprep_shared_memory::allocator;
 use coprep_shared_memory::lock::{lock, unpoisoned};
 use coprep_shared_memory::staging::StagingPool;
 
-use crate::caches::{
-    CacheKey, CacheOptions, CachedPipeline, DatasetCache, Pin, SampleBytes, check_form,
-};
+use crate::caches::{CacheKey, DatasetCache, Pin, check_form};
 use crate::error::{defect, from_lower, invalid, os};
 use crate::observe::costs::AllCosts;
 use crate::produce::native::Recipe;
@@ -43,7 +43,7 @@ use crate::registry::departures::Departures;
 use crate::registry::flights::{Flight, FlightOutcome, FlightParty, Flights, Waiter};
 pub(crate) use crate::registry::guest::Guest;
 pub use crate::registry::identity::describe;
-use crate::registry::identity::{code_key, content, differs, preparation, source_name};
+use crate::registry::identity::{code_key, differs, preparation, source_name};
 use crate::registry::meeting::Meetings;
 use crate::registry::user_code::{UserCodes, ids_only, runs_code};
 use crate::registry::warmth::names_no_form;
@@ -101,19 +101,6 @@ enum Found {
     Stream(Arc<Stream>),
     Opening(Waiter<Arc<Stream>>),
     WantCode,
-}
-
-/// A cache that a job needs.
-#[derive(Clone)]
-struct Wanted {
-    key: CacheKey,
-    samples: u32,
-    dataset_name: String,
-    /// Source of the samples, for native pipelines.
-    cached_pipeline: Option<CachedPipeline>,
-    /// Bytes that the job asked for.
-    bytes: Option<u64>,
-    reduces: bool,
 }
 
 impl Registry {
@@ -526,197 +513,6 @@ impl Registry {
         };
         Ok((Arc::new(recipe), pin))
     }
-
-    /// Lists a dataset. Jobs that ask for the same one meanwhile are given the same list.
-    pub(crate) fn dataset(
-        self: &Arc<Self>,
-        source: &Source,
-        party: &dyn FlightParty,
-    ) -> Result<Arc<Dataset>> {
-        let Source::ImageFolder { root } = source else {
-            // A list of files needs no listing, so no flight.
-            let listed = Dataset::open(source).map_err(from_lower)?;
-            return Ok(Arc::new(listed.slowed(self.throttle.clone())));
-        };
-        loop {
-            let waiter = self.list_folder(root);
-            if let Some(dataset) = wait_for(waiter, party)? {
-                return Ok(dataset);
-            }
-        }
-    }
-
-    fn list_folder(self: &Arc<Self>, root: &str) -> Waiter<Arc<Dataset>> {
-        let mut open = self.open();
-        if let Some(waiter) = open.listing.join(&root.to_owned()) {
-            return waiter;
-        }
-        let step = format!("the files of the folder {root} are being listed");
-        let (flight, waiter) = open.listing.begin(root.to_owned(), step);
-        drop(open);
-        let root = root.to_owned();
-        let list = move |registry: &Arc<Registry>, _: &Arc<Flight<Arc<Dataset>>>| {
-            let dataset = Dataset::open(&Source::ImageFolder { root }).map_err(from_lower)?;
-            Ok(Some((
-                Arc::new(dataset.slowed(registry.throttle.clone())),
-                None,
-            )))
-        };
-        self.fly(flight, list, Registry::land_dataset);
-        waiter
-    }
-
-    fn land_dataset(
-        &self,
-        flight: &Arc<Flight<Arc<Dataset>>>,
-        outcome: FlightOutcome<Arc<Dataset>>,
-    ) {
-        self.open().listing.remove(flight);
-        flight.land(outcome, |_| {});
-    }
-
-    fn cache(
-        self: &Arc<Self>,
-        spec: &PipelineSpec,
-        request: &CacheRequest,
-        form: CacheForm,
-        dataset: &Arc<Dataset>,
-        pipeline: &Arc<Pipeline>,
-        party: &dyn FlightParty,
-    ) -> Result<Pin> {
-        let wanted = Wanted {
-            key: CacheKey {
-                content: content(spec, form, dataset),
-                form,
-                lru: request.lru,
-                reuse: 0,
-            },
-            samples: dataset.len(),
-            dataset_name: source_name(&spec.source),
-            cached_pipeline: Some(CachedPipeline::of(spec, form)),
-            bytes: request.bytes,
-            reduces: pipeline.reduces(),
-        };
-        let (dataset, pipeline) = (dataset.clone(), pipeline.clone());
-        self.find_or_open_cache(wanted, party, move || {
-            SampleBytes::of(&dataset, &pipeline, form)
-        })
-    }
-
-    /// Finds the cache, or opens it. `sizes` may read the headers of samples.
-    fn find_or_open_cache(
-        self: &Arc<Self>,
-        wanted: Wanted,
-        party: &dyn FlightParty,
-        sizes: impl Fn() -> SampleBytes + Clone + Send + 'static,
-    ) -> Result<Pin> {
-        loop {
-            party.still_waits("its cache is being reserved", Instant::now())?;
-            let waiter = match self.cache_or_flight(&wanted, &sizes) {
-                Ok(pin) => return Ok(pin),
-                Err(waiter) => waiter,
-            };
-            // The cache itself is taken from the table, since it may be dropped before it is pinned.
-            wait_for(waiter, party)?;
-        }
-    }
-
-    fn cache_or_flight(
-        self: &Arc<Self>,
-        wanted: &Wanted,
-        sizes: &(impl Fn() -> SampleBytes + Clone + Send + 'static),
-    ) -> std::result::Result<Pin, Waiter<Arc<DatasetCache>>> {
-        let mut open = self.open();
-        if let Some(cache) = open.caches.iter().find(|c| c.key == wanted.key) {
-            return Ok(Pin::new(cache));
-        }
-        if let Some(waiter) = open.opening_caches.join(&wanted.key) {
-            return Err(waiter);
-        }
-        let step = format!("the cache of {} is being reserved", wanted.dataset_name);
-        let (flight, waiter) = open.opening_caches.begin(wanted.key, step);
-        drop(open);
-        let (wanted, sizes) = (wanted.clone(), sizes.clone());
-        let open_it = move |registry: &Arc<Registry>, _: &Arc<Flight<Arc<DatasetCache>>>| {
-            Ok(Some((registry.open_cache(&wanted, sizes())?, None)))
-        };
-        self.fly(flight, open_it, Registry::land_cache);
-        Err(waiter)
-    }
-
-    fn open_cache(&self, wanted: &Wanted, sizes: SampleBytes) -> Result<Arc<DatasetCache>> {
-        // If the kernel does not tell, only the budget bounds the cache.
-        let available = coprep_shared_memory::memory::available().unwrap_or(u64::MAX);
-        let capacity = {
-            let mut open = self.open();
-            // Memory that others are reserving now still counts as available.
-            let unclaimed = available.saturating_sub(open.reserved_bytes()) / 2;
-            let budget_left = self
-                .settings
-                .cache_budget
-                .saturating_sub(open.cache_bytes());
-            let capacity = sizes.capacity(wanted.bytes, budget_left.min(unclaimed));
-            // Reserved before the lock is released, so that two caches that open at once do not both count on these
-            // bytes.
-            open.reserved.push((wanted.key, capacity));
-            capacity
-        };
-        let opening = CacheOptions {
-            key: wanted.key,
-            samples: wanted.samples,
-            dataset_name: &wanted.dataset_name,
-            cached_pipeline: wanted.cached_pipeline.clone(),
-            sizes,
-            capacity,
-            segment: self.settings.cache_name.as_deref(),
-            reduces: wanted.reduces,
-        };
-        DatasetCache::open(&opening).map(Arc::new)
-    }
-
-    fn land_cache(
-        &self,
-        flight: &Arc<Flight<Arc<DatasetCache>>>,
-        outcome: FlightOutcome<Arc<DatasetCache>>,
-    ) {
-        let mut open = self.open();
-        // One lock for both steps, so that the budget counts these bytes at any time, and counts them once.
-        if let Some(landed) = open.opening_caches.remove(flight) {
-            open.reserved.retain(|(key, _)| *key != landed);
-        }
-        if let FlightOutcome::Done(cache) = &outcome {
-            open.caches.push(cache.clone());
-        }
-        flight.land(outcome, |_| {});
-    }
-
-    pub(crate) fn is_warmed(&self) -> bool {
-        self.caches().iter().any(|cache| cache.is_warmed())
-    }
-
-    /// Frees the caches that nothing uses, of one dataset or of all. Returns the number of freed bytes.
-    pub(crate) fn drop_caches(&self, name: Option<&str>) -> u64 {
-        let mut open = self.open();
-        let all = std::mem::take(&mut open.caches);
-        let is_unused = |c: &Arc<DatasetCache>| open.users(c) == 0 && !c.is_pinned();
-        let (gone, kept): (Vec<_>, Vec<_>) = all
-            .into_iter()
-            .partition(|c| is_unused(c) && name.is_none_or(|n| c.belongs_to(n)));
-        open.caches = kept;
-        // A job that asks for one of them now waits until its segment is removed.
-        let begin = |cache: &Arc<DatasetCache>| {
-            open.reserved.push((cache.key, cache.capacity()));
-            let step = "its old cache is being freed".into();
-            open.opening_caches.begin(cache.key, step).0
-        };
-        let freeing: Vec<_> = gone.iter().map(begin).collect();
-        drop(open);
-        let bytes = gone.into_iter().map(DatasetCache::discard).sum();
-        for flight in &freeing {
-            self.land_cache(flight, FlightOutcome::Nothing);
-        }
-        bytes
-    }
 }
 
 impl Open {
@@ -732,17 +528,6 @@ impl Open {
             used.is_some_and(|c| Arc::ptr_eq(c, cache))
         };
         self.streams.iter().filter(uses).count() as u32
-    }
-
-    /// Returns the bytes of caches that are being opened or freed.
-    fn reserved_bytes(&self) -> u64 {
-        self.reserved.iter().map(|(_, bytes)| bytes).sum()
-    }
-
-    /// Returns the bytes of the budget that are taken.
-    fn cache_bytes(&self) -> u64 {
-        let held: u64 = self.caches.iter().map(|c| c.capacity()).sum();
-        held.saturating_add(self.reserved_bytes())
     }
 }
 

@@ -12,9 +12,10 @@ use coprep_shared_memory::lock::lock;
 use coprep_shared_memory::staging::StagingPool;
 use roaring::RoaringBitmap;
 
+use super::Registry;
+use super::dataset_caches::Wanted;
 use super::flights::Flight;
 use super::identity::{code_key, zygote_key};
-use super::{Registry, Wanted};
 use crate::Result;
 use crate::caches::{CacheKey, Pin, SampleBytes, check_form};
 use crate::error::{ErrorKind, code_failed, fork_server_killed, invalid, with_settings};

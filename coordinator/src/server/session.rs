@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use coprep_pipeline::{Pipeline, Slowness};
 use coprep_protocol::frame;
-use coprep_protocol::message::{Attach, Awaited, Reply, Request};
+use coprep_protocol::message::{Attach, Awaited, Departure, Reply, Request, UserCode, Warm};
 use coprep_protocol::spec::PipelineSpec;
 use fail::fail_point;
 
@@ -166,96 +166,35 @@ impl Session<'_> {
             Request::Hello { .. } => Err(invalid("greeted twice")),
             Request::Attach(attach) => self.attach(&Arc::from(attach), descriptors),
             Request::Prepare { code, dataset } => {
-                // If it fails, the job gets the error when it attaches.
-                self.prepared = self.registry.prepare(&code, &dataset).unwrap_or_else(|e| {
-                    tracing::warn!(error = %e, "nothing is imported before it is needed");
-                    None
-                });
+                self.prepare(&code, &dataset);
                 Ok(None)
             }
-            Request::EpochStarted { epoch } => {
-                let (stream, rank_id) = self.place()?;
-                stream.epoch_started(*rank_id, epoch);
-                Ok(None)
-            }
+            Request::EpochStarted { epoch } => self.start_epoch(epoch).map(|()| None),
             Request::TellOrder {
                 epoch,
                 samples,
                 is_settled,
             } => {
-                let (stream, rank_id) = self.place()?;
-                let file = descriptors.into_iter().next();
-                let file = file.ok_or_else(|| invalid("an order without a file"))?;
-                let order = EpochOrder::read(file, samples, stream.config.producer.samples())?;
-                stream.tell_order(*rank_id, epoch, order, is_settled);
+                self.tell_order(epoch, samples, is_settled, descriptors)?;
                 Ok(None)
             }
-            Request::RestartEpoch { epoch } => {
-                let (stream, rank_id) = self.place()?;
-                stream.restart_epoch(*rank_id, epoch);
-                Ok(None)
-            }
-            Request::Leave(departure) => {
-                self.registry.leave(&departure)?;
-                Ok(Some(Reply::Left))
-            }
-            Request::State { epoch, batches } => {
-                let (stream, rank_id) = self.place()?;
-                Ok(Some(Reply::State(stream.state(*rank_id, epoch, batches)?)))
-            }
-            Request::Explain => {
-                let (stream, rank_id) = self.place()?;
-                Ok(Some(Reply::Explanation(stream.explain(*rank_id))))
-            }
-            Request::WhoIsAwaited => {
-                let (stream, rank_id) = self.place()?;
-                let awaited = stream.who_is_awaited(*rank_id);
-                if let Some(Awaited { what, .. }) = &awaited {
-                    let RankId { job, rank } = *rank_id;
-                    tracing::warn!(
-                        stream = stream.config.id,
-                        job,
-                        rank,
-                        awaited = what,
-                        "a job waits"
-                    );
-                }
-                Ok(Some(Reply::Awaited(awaited)))
-            }
+            Request::RestartEpoch { epoch } => self.restart_epoch(epoch).map(|()| None),
+            Request::Leave(departure) => self.leave(&departure).map(Some),
+            Request::State { epoch, batches } => self.state(epoch, batches).map(Some),
+            Request::Explain => self.explain().map(Some),
+            Request::WhoIsAwaited => self.who_is_awaited().map(Some),
             Request::Describe(spec) => self.describe(&spec).map(Some),
-            Request::Warm(request) => {
-                warm::warm(self.registry, &request, &self.client).map(|p| Some(Reply::Warmed(p)))
-            }
-            Request::Status { slow } => {
-                let status = status::status(self.registry, slow);
-                Ok(Some(Reply::Status(Box::new(status))))
-            }
-            Request::Drop { name } => Ok(Some(Reply::Dropped {
-                bytes: self.registry.drop_caches(name.as_deref()),
-            })),
-            Request::KeepWarm { stream } => {
-                let stream = self.stream(stream)?;
-                warm::keep(&stream).map(|p| Some(Reply::Warmed(p)))
-            }
-            Request::Pipeline { stream } => {
-                let found = self.stream(stream)?;
-                let spec = found.config.spec.clone().map(Box::new);
-                Ok(Some(Reply::Pipeline(spec)))
-            }
+            Request::Warm(request) => self.warm(&request).map(Some),
+            Request::Status { slow } => Ok(Some(self.status(slow))),
+            Request::Drop { name } => Ok(Some(self.drop_caches(name.as_deref()))),
+            Request::KeepWarm { stream } => self.keep_warm(stream).map(Some),
+            Request::Pipeline { stream } => self.pipeline(stream).map(Some),
             Request::Throttle {
                 bytes_per_s,
                 latency_ns,
-            } => {
-                self.registry.throttle.set(Slowness {
-                    bytes_per_s,
-                    latency: Duration::from_nanos(latency_ns),
-                });
-                Ok(Some(Reply::Throttled))
-            }
+            } => Ok(Some(self.throttle(bytes_per_s, latency_ns))),
             Request::Stop => {
-                // Answer first, because stopping hangs up on every client.
-                let _ = self.client.reply_queue.send(&Reply::Stopping);
-                self.shutdown.request();
+                self.stop();
                 Ok(None)
             }
         }
@@ -267,27 +206,15 @@ impl Session<'_> {
         found.ok_or_else(|| invalid(format!("there is no stream {id}")))
     }
 
-    fn describe(&self, spec: &PipelineSpec) -> Result<Reply> {
-        let fields = if spec.ops.is_empty() {
-            Vec::new()
-        } else {
-            vec![Pipeline::compile(&spec.ops).map_err(from_lower)?.output()]
-        };
-        let guest = Guest::new(&self.client);
-        let dataset = self.registry.dataset(&spec.source, &guest)?;
-        Ok(Reply::Described {
-            samples: dataset.len(),
-            classes: dataset.classes().to_vec(),
-            fields,
-        })
-    }
-
     fn place(&self) -> Result<&(Arc<Stream>, RankId)> {
         self.place
             .as_ref()
             .ok_or_else(|| invalid("this connection is not attached to a stream"))
     }
+}
 
+/// The requests, one function each.
+impl Session<'_> {
     fn attach(
         &mut self,
         request: &Arc<Attach>,
@@ -316,6 +243,125 @@ impl Session<'_> {
         sent.map_err(|e| invalid("the client went away while attaching").because(e))?;
         stream.begin();
         Ok(None)
+    }
+
+    fn prepare(&mut self, code: &UserCode, dataset: &str) {
+        // If it fails, the job gets the error when it attaches.
+        self.prepared = self.registry.prepare(code, dataset).unwrap_or_else(|e| {
+            tracing::warn!(error = %e, "nothing is imported before it is needed");
+            None
+        });
+    }
+
+    fn start_epoch(&self, epoch: u64) -> Result<()> {
+        let (stream, rank_id) = self.place()?;
+        stream.epoch_started(*rank_id, epoch);
+        Ok(())
+    }
+
+    fn tell_order(
+        &self,
+        epoch: u64,
+        samples: u32,
+        is_settled: bool,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<()> {
+        let (stream, rank_id) = self.place()?;
+        let file = descriptors.into_iter().next();
+        let file = file.ok_or_else(|| invalid("an order without a file"))?;
+        let order = EpochOrder::read(file, samples, stream.config.producer.samples())?;
+        stream.tell_order(*rank_id, epoch, order, is_settled);
+        Ok(())
+    }
+
+    fn restart_epoch(&self, epoch: u64) -> Result<()> {
+        let (stream, rank_id) = self.place()?;
+        stream.restart_epoch(*rank_id, epoch);
+        Ok(())
+    }
+
+    fn leave(&self, departure: &Departure) -> Result<Reply> {
+        self.registry.leave(departure)?;
+        Ok(Reply::Left)
+    }
+
+    fn state(&self, epoch: u64, batches: u64) -> Result<Reply> {
+        let (stream, rank_id) = self.place()?;
+        Ok(Reply::State(stream.state(*rank_id, epoch, batches)?))
+    }
+
+    fn explain(&self) -> Result<Reply> {
+        let (stream, rank_id) = self.place()?;
+        Ok(Reply::Explanation(stream.explain(*rank_id)))
+    }
+
+    fn who_is_awaited(&self) -> Result<Reply> {
+        let (stream, rank_id) = self.place()?;
+        let awaited = stream.who_is_awaited(*rank_id);
+        if let Some(Awaited { what, .. }) = &awaited {
+            let RankId { job, rank } = *rank_id;
+            tracing::warn!(
+                stream = stream.config.id,
+                job,
+                rank,
+                awaited = what,
+                "a job waits"
+            );
+        }
+        Ok(Reply::Awaited(awaited))
+    }
+
+    fn describe(&self, spec: &PipelineSpec) -> Result<Reply> {
+        let fields = if spec.ops.is_empty() {
+            Vec::new()
+        } else {
+            vec![Pipeline::compile(&spec.ops).map_err(from_lower)?.output()]
+        };
+        let guest = Guest::new(&self.client);
+        let dataset = self.registry.dataset(&spec.source, &guest)?;
+        Ok(Reply::Described {
+            samples: dataset.len(),
+            classes: dataset.classes().to_vec(),
+            fields,
+        })
+    }
+
+    fn warm(&self, request: &Warm) -> Result<Reply> {
+        warm::warm(self.registry, request, &self.client).map(Reply::Warmed)
+    }
+
+    fn status(&self, slow: u32) -> Reply {
+        Reply::Status(Box::new(status::status(self.registry, slow)))
+    }
+
+    fn drop_caches(&self, name: Option<&str>) -> Reply {
+        let bytes = self.registry.drop_caches(name);
+        Reply::Dropped { bytes }
+    }
+
+    fn keep_warm(&self, stream: u64) -> Result<Reply> {
+        let stream = self.stream(stream)?;
+        warm::keep(&stream).map(Reply::Warmed)
+    }
+
+    fn pipeline(&self, stream: u64) -> Result<Reply> {
+        let stream = self.stream(stream)?;
+        let spec = stream.config.spec.clone().map(Box::new);
+        Ok(Reply::Pipeline(spec))
+    }
+
+    fn throttle(&self, bytes_per_s: Option<u64>, latency_ns: u64) -> Reply {
+        self.registry.throttle.set(Slowness {
+            bytes_per_s,
+            latency: Duration::from_nanos(latency_ns),
+        });
+        Reply::Throttled
+    }
+
+    fn stop(&self) {
+        // Answer first, because stopping hangs up on every client.
+        let _ = self.client.reply_queue.send(&Reply::Stopping);
+        self.shutdown.request();
     }
 }
 

@@ -6,38 +6,11 @@
 //! the other for the first to come back.
 
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 use crate::attachment::Owner;
 use crate::error::{Result, not_started};
 use crate::loader::Loader;
 use crate::timeout::POLL_INTERVAL;
-
-/// Pause after a failed attempt to attach anew. The attempt itself may have lasted long.
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
-
-/// A series of failed attempts to attach anew.
-#[derive(Clone, Copy)]
-pub(super) struct FailedAttempts {
-    since: Instant,
-    latest: Instant,
-}
-
-impl FailedAttempts {
-    /// Adds an attempt to the series `before`.
-    pub(super) fn and_another(before: Option<FailedAttempts>) -> Self {
-        let latest = Instant::now();
-        FailedAttempts {
-            since: before.map_or(latest, |failed| failed.since),
-            latest,
-        }
-    }
-
-    /// Returns `true` if it is time for the next attempt. No attempt is due after `limit`.
-    pub(super) fn is_due(&self, limit: Duration) -> bool {
-        self.latest.elapsed() >= RETRY_PAUSE && self.since.elapsed() < limit
-    }
-}
 
 /// Starts the thread, which ends with the loader.
 pub(super) fn start(loader: &Arc<Loader>) -> Result<()> {

@@ -19,7 +19,8 @@ use crate::Result;
 use crate::connection::reply_queue::ReplyQueue;
 use crate::error::invalid;
 use crate::stream::engine::forming::{RankResume, merge_resume};
-use crate::stream::engine::{AttachedJob, Engine, MOST_RANKS, resume_of};
+use crate::stream::engine::requests::{MOST_RANKS, resume_of};
+use crate::stream::engine::{AttachedJob, Engine};
 use crate::stream::{RankId, Stream};
 
 /// A departure that was checked.

@@ -11,33 +11,30 @@ mod epochs;
 pub(super) mod explain;
 mod forming;
 pub(super) mod orders;
+mod requests;
 mod skipping;
+mod status;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use coprep_costs::lookahead::StartPlan;
-use coprep_protocol::id_set;
-use coprep_protocol::message::{
-    Attach, Departure, JobStatus, MOST_EPOCHS, ResumePoint, SampleError, Stalls,
-};
-use coprep_scheduler::{self as scheduler, Behind, Delivery, JobId, JobSpec, Minibatch, Scheduler};
-use coprep_shared_memory::handover::Account;
-use fail::fail_point;
+use coprep_protocol::message::{Attach, Departure, SampleError, Stalls};
+use coprep_scheduler::{Behind, Delivery, JobId, JobSpec, Minibatch, Scheduler};
 use roaring::RoaringBitmap;
 
 use crate::Result;
-use crate::connection::reply_queue;
 use crate::error::{from_lower, invalid};
 use crate::observe::stalls::StallClock;
-use crate::produce::failure::Failure;
 use crate::stream::batch::PendingBatch;
 use crate::stream::consumer::{Consumer, ConsumerProgress, Pending};
 use crate::stream::engine::departed::{Leaver, Roll};
 use crate::stream::engine::forming::{Levels, RankResume, merge_resume};
 use crate::stream::engine::orders::CohortOrders;
+use crate::stream::engine::requests::{agree, job_spec};
 use crate::stream::engine::skipping::Failures;
+use crate::stream::engine::status::add_stalls;
 use crate::stream::late_binding::{BindingId, BoundSlot, SlotBinder};
 use crate::stream::{Drawn, Numbers, RankId, StreamConfig};
 
@@ -107,15 +104,6 @@ pub(crate) struct AttachedJob {
     delivered: u64,
     pub(super) came: Instant,
 }
-
-/// Largest number of ranks of a job.
-pub(super) const MOST_RANKS: u32 = 4096;
-/// Largest number of tokens that a rank presents.
-const MOST_TOKENS: usize = 8;
-/// Bytes of errors that may wait to be sent to the jobs of a stream. Beyond it, errors travel without their exception
-/// and with only `MOST_TEXT` bytes of their text.
-const MOST_UNSENT: usize = 64 << 20;
-const MOST_TEXT: usize = 4096;
 
 impl Engine {
     pub(crate) fn new(config: &StreamConfig, scheduler: Scheduler) -> Self {
@@ -203,47 +191,6 @@ impl Engine {
         for job in gone {
             self.detach(RankId { job, rank: 0 });
         }
-    }
-
-    fn check(&self, request: &Attach) -> Result<()> {
-        if request.world_size == 0 || request.rank >= request.world_size {
-            return Err(invalid(format!(
-                "rank {} of world_size {}",
-                request.rank, request.world_size
-            ))
-            .with_remedy("ranks count from 0 to world_size - 1"));
-        }
-        if request.tokens.len() > MOST_TOKENS {
-            return Err(invalid(format!(
-                "a rank presents {} tokens, and {MOST_TOKENS} are enough",
-                request.tokens.len()
-            )));
-        }
-        if request.world_size > MOST_RANKS {
-            return Err(invalid(format!(
-                "world_size {} is more than {MOST_RANKS}",
-                request.world_size
-            )));
-        }
-        orders::check(request)?;
-        if request.subset.is_some() && !self.numbers.are_ids() {
-            return Err(invalid("a subset, and draws with replacement")
-                .with_remedy("give the samples that are not of the subset a weight of 0"));
-        }
-        let here = self.dataset_samples;
-        if let Some(there) = request.dataset_samples.filter(|&there| there != here) {
-            return Err(match request.resume {
-                Some(_) => invalid(format!(
-                    "the state was taken of a dataset of {there} samples, and this one has {here}"
-                ))
-                .with_remedy("it cannot be resumed with another dataset"),
-                None => invalid(format!(
-                    "subset is a boolean mask of {there} elements, and the dataset has {here} samples"
-                ))
-                .with_remedy("it must have one element for each"),
-            });
-        }
-        Ok(())
     }
 
     /// Returns a forming job that still waits for this rank: the job that it belonged to, or else one of the same
@@ -555,137 +502,6 @@ impl Engine {
         };
         minibatch.samples.iter().copied().map(sample).collect()
     }
-
-    /// Returns the samples that are left out of a job's epochs because they could not be prepared.
-    pub(super) fn left_out(&self, id: JobId) -> RoaringBitmap {
-        if self.numbers.are_ids() {
-            return self.scheduler.left_out(id);
-        }
-        match self.jobs.get(&id.0) {
-            Some(job) if job.skip_errors => self.failed.clone(),
-            _ => RoaringBitmap::new(),
-        }
-    }
-
-    /// Handles a sample that could not be prepared. Tells the jobs that want to know, and returns another sample for
-    /// its place. Where numbers are ids, this is one that all jobs of the minibatch still need, if there is any. Where
-    /// samples are drawn with replacement, it is drawn for the same number: the jobs are given that number all the
-    /// same, and it stands for another sample in the next epoch.
-    pub(crate) fn sample_failed(
-        &mut self,
-        batch: &Arc<PendingBatch>,
-        slot: u32,
-        draw: Drawn,
-        path: String,
-        failure: Failure,
-    ) -> Option<Drawn> {
-        fail_point!("sample-failed-locked");
-        let is_first = self.failed.insert(draw.id);
-        if is_first {
-            // Without a parent span, because the thread may be serving another job.
-            tracing::warn!(
-                parent: None,
-                stream = self.stream,
-                sample = draw.id,
-                path,
-                stage = failure.stage,
-                error = failure.message,
-                "a sample failed"
-            );
-        }
-        let tag = self.new_tag();
-        let error = self.bounded(failure.of_sample(tag, draw.id, path));
-        self.tell_error(batch, slot, draw.number, &error);
-        if self.numbers.are_ids() {
-            self.scheduler.mark_bad(draw.number);
-        }
-        if is_first {
-            self.tell_skipped(&error);
-        }
-        if !self.numbers.are_ids() {
-            return self.numbers.redraw(&draw, &self.failed);
-        }
-        let other = self.scheduler.replace(&batch.targets(), draw.number);
-        other.map(|other| self.numbers.sample(other))
-    }
-
-    /// Returns a tag that no notice has had.
-    pub(super) fn new_tag(&mut self) -> u64 {
-        self.next_tag += 1;
-        self.next_tag
-    }
-
-    /// Shortens an error if many large ones already wait to be sent.
-    fn bounded(&mut self, mut error: SampleError) -> Arc<SampleError> {
-        // An error that was sent to all its jobs is dropped, and counts no more.
-        self.unsent.retain(|error| error.strong_count() > 0);
-        let unsent = self.unsent.iter().filter_map(Weak::upgrade);
-        if unsent.map(|e| reply_queue::size(&e)).sum::<usize>() > MOST_UNSENT {
-            error.exception.clear();
-            let end = error.message.floor_char_boundary(MOST_TEXT);
-            error.message.truncate(end);
-            error
-                .message
-                .push_str(" ... [cut by coprep: many large errors wait to be read]");
-        }
-        let error = Arc::new(error);
-        self.unsent.push(Arc::downgrade(&error));
-        error
-    }
-
-    /// Returns the waits of all jobs since the stream was opened, by cause.
-    pub(crate) fn stalls(&self) -> Stalls {
-        let here = self
-            .jobs
-            .values()
-            .flat_map(|job| job.ranks.iter().flatten());
-        let here = stalls(here.map(|c| c.sender.account()));
-        let gone = &self.stalls_of_gone;
-        Stalls {
-            fetch_s: gone.fetch_s + here.fetch_s,
-            prep_s: gone.prep_s + here.prep_s,
-            others_s: gone.others_s + here.others_s,
-            open_s: here.open_s,
-        }
-    }
-
-    pub(crate) fn status(&self) -> Vec<JobStatus> {
-        self.jobs
-            .iter()
-            .map(|(&id, job)| self.job_status(id, job))
-            .collect()
-    }
-
-    fn job_status(&self, id: u64, job: &AttachedJob) -> JobStatus {
-        let view = self.scheduler.job(JobId(id));
-        let consumers = || job.ranks.iter().flatten();
-        let accounts = || consumers().map(|c| c.sender.account());
-        let idle = consumers()
-            .map(|c| c.last_taken)
-            .max()
-            .unwrap_or_else(Instant::now)
-            .elapsed();
-        JobStatus {
-            id,
-            name: job.name.clone(),
-            pids: consumers().map(|c| c.pid).collect(),
-            batch_size: job.batch_size,
-            epoch: view.as_ref().map_or(0, |v| v.epoch),
-            need: view.as_ref().map_or(0, |v| v.need),
-            samples: view.as_ref().map_or(0, |v| v.samples),
-            delivered: job.delivered,
-            queued: (0..job.ranks.len() as u32)
-                .map(|r| view.as_ref().map_or(0, |v| v.queued(r)))
-                .sum(),
-            held: consumers().map(Consumer::buffers_held).sum(),
-            skipped: self.left_out(JobId(id)).len(),
-            idle_s: idle.as_secs_f64(),
-            // Clients write these numbers, so the sum must not overflow.
-            batches: accounts().map(|a| a.batches).fold(0, u64::saturating_add),
-            age_s: job.came.elapsed().as_secs_f64(),
-            stalls: stalls(accounts()),
-        }
-    }
 }
 
 impl AttachedJob {
@@ -710,21 +526,6 @@ pub(super) fn note_taken(
     }
 }
 
-/// Sums the waits that consumers report.
-fn stalls(accounts: impl Iterator<Item = Account>) -> Stalls {
-    let mut sum = Stalls::default();
-    accounts.for_each(|account| add_stalls(&mut sum, &account));
-    sum
-}
-
-fn add_stalls(sum: &mut Stalls, account: &Account) {
-    let seconds = |ns: u64| ns as f64 / 1e9;
-    sum.fetch_s += seconds(account.fetch_ns);
-    sum.prep_s += seconds(account.prep_ns);
-    sum.others_s += seconds(account.others_ns);
-    sum.open_s += seconds(account.open_ns);
-}
-
 pub(super) fn end(consumer: &Consumer, why: &dyn std::error::Error) {
     tracing::warn!(
         parent: None,
@@ -733,62 +534,4 @@ pub(super) fn end(consumer: &Consumer, why: &dyn std::error::Error) {
         "a consumer's connection is ended"
     );
     consumer.reply_queue.hang_up();
-}
-
-/// Checks that the ranks of one job ask for the same, except for the samples that they were given.
-fn agree(first: &JobSpec, other: &JobSpec) -> Result<()> {
-    let differs = [
-        ("batch_size", first.batch_size != other.batch_size),
-        ("drop_last", first.drop_last != other.drop_last),
-        ("subset", first.subset != other.subset),
-        ("cohort", first.cohort != other.cohort),
-        ("on_error", first.skip_bad != other.skip_bad),
-    ];
-    match differs.iter().find(|(_, differs)| *differs) {
-        Some((what, _)) => Err(invalid(format!(
-            "the ranks of a job must have the same {what}, and this one has another than the first"
-        ))
-        .with_remedy("if they are ranks of different jobs, give each job a group of its own")),
-        None => Ok(()),
-    }
-}
-
-fn job_spec(request: &Attach) -> Result<JobSpec> {
-    Ok(JobSpec {
-        batch_size: request.batch_size,
-        world_size: request.world_size,
-        drop_last: request.drop_last,
-        subset: request
-            .subset
-            .as_ref()
-            .map(|s| bitmap(s, "subset"))
-            .transpose()?,
-        resume: request.resume.as_ref().map(resume_of).transpose()?,
-        cohort: request.cohort.as_ref().map(|c| scheduler::Cohort {
-            name: c.name.clone(),
-            size: c.size,
-        }),
-        skip_bad: request.skip_errors,
-    })
-}
-
-pub(super) fn resume_of(given: &ResumePoint) -> Result<scheduler::Resume> {
-    if given.epoch >= MOST_EPOCHS {
-        let why = format!("a state of epoch {}: no job comes so far", given.epoch);
-        return Err(invalid(why));
-    }
-    Ok(scheduler::Resume {
-        epoch: given.epoch,
-        delivered: bitmap(&given.delivered, "delivered")?,
-        bad: if given.skipped.is_empty() {
-            RoaringBitmap::new()
-        } else {
-            bitmap(&given.skipped, "skipped")?
-        },
-    })
-}
-
-/// Reads a bitmap in Roaring's own format, which is checked while it is read.
-fn bitmap(bytes: &[u8], what: &str) -> Result<RoaringBitmap> {
-    id_set::deserialize(bytes).map_err(|e| invalid(format!("malformed {what}")).because(e))
 }

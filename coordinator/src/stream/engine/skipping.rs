@@ -5,12 +5,16 @@
 //! same in every run: the samples of the job's set that have failed so far.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use coprep_protocol::message::SampleError;
 use coprep_scheduler::JobId;
+use fail::fail_point;
 use roaring::RoaringBitmap;
 
+use crate::connection::reply_queue;
+use crate::produce::failure::Failure;
+use crate::stream::Drawn;
 use crate::stream::batch::PendingBatch;
 use crate::stream::consumer::FailureNotice;
 use crate::stream::engine::Engine;
@@ -19,6 +23,11 @@ use crate::stream::engine::Engine;
 const KEPT_FAILURES: usize = 256;
 /// Longest such text, in bytes. Its end is kept, because the end of a traceback says most.
 const KEPT_TEXT: usize = 2000;
+
+/// Bytes of errors that may wait to be sent to the jobs of a stream. Beyond it, errors travel without their exception
+/// and with only `MOST_TEXT` bytes of their text.
+const MOST_UNSENT: usize = 64 << 20;
+const MOST_TEXT: usize = 4096;
 
 /// The first failure of each bad sample, for messages to people.
 #[derive(Default)]
@@ -67,9 +76,86 @@ fn tail(text: &str, most: usize) -> &str {
 }
 
 impl Engine {
+    /// Returns the samples that are left out of a job's epochs because they could not be prepared.
+    pub(super) fn left_out(&self, id: JobId) -> RoaringBitmap {
+        if self.numbers.are_ids() {
+            return self.scheduler.left_out(id);
+        }
+        match self.jobs.get(&id.0) {
+            Some(job) if job.skip_errors => self.failed.clone(),
+            _ => RoaringBitmap::new(),
+        }
+    }
+
+    /// Handles a sample that could not be prepared. Tells the jobs that want to know, and returns another sample for
+    /// its place. Where numbers are ids, this is one that all jobs of the minibatch still need, if there is any. Where
+    /// samples are drawn with replacement, it is drawn for the same number: the jobs are given that number all the
+    /// same, and it stands for another sample in the next epoch.
+    pub(crate) fn sample_failed(
+        &mut self,
+        batch: &Arc<PendingBatch>,
+        slot: u32,
+        draw: Drawn,
+        path: String,
+        failure: Failure,
+    ) -> Option<Drawn> {
+        fail_point!("sample-failed-locked");
+        let is_first = self.failed.insert(draw.id);
+        if is_first {
+            // Without a parent span, because the thread may be serving another job.
+            tracing::warn!(
+                parent: None,
+                stream = self.stream,
+                sample = draw.id,
+                path,
+                stage = failure.stage,
+                error = failure.message,
+                "a sample failed"
+            );
+        }
+        let tag = self.new_tag();
+        let error = self.bounded(failure.of_sample(tag, draw.id, path));
+        self.tell_error(batch, slot, draw.number, &error);
+        if self.numbers.are_ids() {
+            self.scheduler.mark_bad(draw.number);
+        }
+        if is_first {
+            self.tell_skipped(&error);
+        }
+        if !self.numbers.are_ids() {
+            return self.numbers.redraw(&draw, &self.failed);
+        }
+        let other = self.scheduler.replace(&batch.targets(), draw.number);
+        other.map(|other| self.numbers.sample(other))
+    }
+
+    /// Returns a tag that no notice has had.
+    fn new_tag(&mut self) -> u64 {
+        self.next_tag += 1;
+        self.next_tag
+    }
+
+    /// Shortens an error if many large ones already wait to be sent.
+    fn bounded(&mut self, mut error: SampleError) -> Arc<SampleError> {
+        // An error that was sent to all its jobs is dropped, and counts no more.
+        self.unsent.retain(|error| error.strong_count() > 0);
+        let unsent = self.unsent.iter().filter_map(Weak::upgrade);
+        if unsent.map(|e| reply_queue::size(&e)).sum::<usize>() > MOST_UNSENT {
+            error.exception.clear();
+            let end = error.message.floor_char_boundary(MOST_TEXT);
+            error.message.truncate(end);
+            error
+                .message
+                .push_str(" ... [cut by coprep: many large errors wait to be read]");
+        }
+        let error = Arc::new(error);
+        self.unsent.push(Arc::downgrade(&error));
+        error
+    }
+
     /// Tells the jobs of a minibatch that one of its samples failed. A job that skips errors gets its number, other
     /// jobs an error.
-    pub(in crate::stream) fn tell_error(
+    fn tell_error(
         &mut self,
         batch: &Arc<PendingBatch>,
         slot: u32,
@@ -98,7 +184,7 @@ impl Engine {
     }
 
     /// Tells all jobs that skip errors of a sample that has just failed for the first time.
-    pub(in crate::stream) fn tell_skipped(&mut self, error: &SampleError) {
+    fn tell_skipped(&mut self, error: &SampleError) {
         let brief = self.failures.keep(error);
         let ids = RoaringBitmap::from([error.id]);
         let leave_out = |id: &u64| self.left_out(JobId(*id)).contains(error.id);
