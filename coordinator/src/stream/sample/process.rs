@@ -11,7 +11,7 @@ use crate::caches::DatasetCache;
 use crate::observe::preparation_cost::PreparationCost;
 use crate::produce::processes::{Begin, LargeRoom, Outlook, Task, TaskOutcome};
 use crate::produce::producer::UserCodeStore;
-use crate::stream::sample::cached::Restored;
+use crate::stream::sample::prepared_cache::Restored;
 use crate::stream::sample::{Destination, PendingSample};
 
 /// The work of making one sample in a worker process.
