@@ -13,7 +13,7 @@ use crate::Result;
 use crate::error::{ErrorKind, code_failed, invalid, os, sample_failed};
 use crate::produce::failure::Failure;
 use crate::produce::processes::IdleForkServer;
-use crate::produce::processes::fork_server::{ForkServer, Forked, PROMPT};
+use crate::produce::processes::fork_server::{ForkServer, Forked, REQUEST_TIMEOUT};
 use crate::produce::processes::zygote::Zygote;
 
 /// User code that is loaded, but makes nothing yet.
@@ -217,7 +217,7 @@ fn inspect_once(
     let message = channel.receive(limit).map_err(gone)?.ok_or_else(|| {
         fork_server.kill(number);
         // Whether it ends changes nothing here. The wait keeps two of them from working at the same time.
-        let _ = fork_server.exited(number, PROMPT);
+        let _ = fork_server.exited(number, REQUEST_TIMEOUT);
         let limit = limit.as_secs_f64();
         code_failed(format!("the first samples took longer than {limit} s"))
             .with_remedy("give a longer timeout, or run with num_workers=0 to see why")

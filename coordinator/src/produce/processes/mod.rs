@@ -36,7 +36,9 @@ use crate::produce::deadline_queue::{Deadline, DeadlineQueue};
 use crate::produce::processes::deadly::DeadlySamples;
 use crate::produce::processes::fork_server::ForkServer;
 pub(crate) use crate::produce::processes::loading::{Loaded, Probing, SampleShape};
-pub(crate) use crate::produce::processes::task::{Begin, LargeRoom, Outlook, Task, TaskOutcome};
+pub(crate) use crate::produce::processes::task::{
+    Begin, LargeRoom, Task, TaskEstimate, TaskOutcome,
+};
 use crate::produce::processes::worker::{PoolTask, Worker};
 pub(crate) use crate::produce::processes::zygote::Zygote;
 
