@@ -19,7 +19,7 @@ use coprep_shared_memory::staging::Layout;
 use fail::fail_point;
 
 use crate::error::{code_failed, os};
-use crate::produce::processes::SampleShape;
+use crate::produce::processes::sample_shape::SampleShape;
 use crate::produce::processes::zygote::{Ended, Zygote};
 use crate::{Error, Result};
 
