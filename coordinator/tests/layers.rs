@@ -1,11 +1,24 @@
-//! Checks the layers of the coordinator: its root modules stand in one order, and each uses only those below it. The
-//! test reads the sources.
+//! Checks from the sources that no modules depend on each other in a circle.
+//!
+//! The root modules of the coordinator stand in one order, and each uses only those below it. In all crates of the
+//! workspace no siblings, which are the files and folders of one folder, import each other, be it directly or in a
+//! longer circle.
+//!
+//! A module and the modules in it may import each other. The parent defines a type, and its children hold parts of the
+//! implementation, which takes imports both ways. A child claims to be no more than a part of its parent, so nobody is
+//! misled. Siblings claim to be separate subjects. In a circle none of them can be read, tested or changed without the
+//! others.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
+
+mod imports;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-/// The root modules of the crate, from the lowest to the highest.
+use imports::Modules;
+
+/// The root modules of the coordinator, from the lowest to the highest.
 const LAYERS: [&str; 10] = [
     "error",
     "settings",
@@ -18,105 +31,83 @@ const LAYERS: [&str; 10] = [
     "registry",
     "server",
 ];
-/// Names under which `lib.rs` exports items of its modules, as far as modules use these names.
-const ALIASES: [(&str, &str); 4] = [
-    ("Error", "error"),
-    ("Result", "error"),
-    ("Settings", "settings"),
-    ("Monitor", "registry"),
-];
 
-fn sources(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            found.extend(sources(&path));
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            found.push(path);
-        }
-    }
-    found
-}
-
-fn layer(root: &Path, file: &Path) -> String {
-    let first = file
-        .strip_prefix(root)
-        .unwrap()
-        .components()
-        .next()
+/// Returns the root file of each library, program and test in the workspace, by its name.
+fn crates() -> BTreeMap<String, PathBuf> {
+    let arguments = [
+        "metadata",
+        "--no-deps",
+        "--offline",
+        "--format-version",
+        "1",
+    ];
+    let output = Command::new(env!("CARGO"))
+        .args(arguments)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
         .unwrap();
-    let name = first.as_os_str().to_str().unwrap();
-    name.trim_end_matches(".rs").to_owned()
-}
-
-/// Returns the names that follow `crate::` in code, whether in a `use` or in a path.
-fn used(text: &str) -> BTreeSet<String> {
-    let code: String = text
-        .lines()
-        .map(|line| line.split("//").next().unwrap_or(""))
-        .collect::<Vec<_>>()
-        .join("\n");
-    let mut names = BTreeSet::new();
-    for after in code.split("crate::").skip(1) {
-        let list = after
-            .strip_prefix('{')
-            .map(|rest| rest.split('}').next().unwrap_or(""));
-        for name in list.unwrap_or(after).split(',') {
-            let word = |c: char| !c.is_alphanumeric() && c != '_';
-            let name = name.trim().split(word).next().unwrap_or("");
-            names.insert(name.to_owned());
-            if list.is_none() {
-                break;
-            }
-        }
-    }
-    names
+    let why = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{why}");
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    let targets = packages.iter().flat_map(|package| {
+        let targets = package["targets"].as_array().unwrap();
+        targets.iter().map(|target| {
+            let root = PathBuf::from(target["src_path"].as_str().unwrap());
+            (format!("{} of {}", target["name"], package["name"]), root)
+        })
+    });
+    targets.collect()
 }
 
 #[test]
 fn each_layer_uses_only_those_below_it() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs");
+    let modules = Modules::read(&root);
     let floors: BTreeMap<&str, usize> = LAYERS.into_iter().zip(0..).collect();
-    let aliases = BTreeMap::from(ALIASES);
+    for path in modules.paths() {
+        if let [layer] = path.as_slice() {
+            let is_known = floors.contains_key(layer.as_str());
+            assert!(
+                is_known,
+                "{layer} is in no layer: add it to the list, on its floor"
+            );
+        }
+    }
     let mut upward = Vec::new();
     let mut seen = BTreeSet::new();
-    for file in sources(&root) {
-        let layer = layer(&root, &file);
-        if layer == "lib" {
+    for (from, to) in modules.imports() {
+        // The root of the crate only declares the layers, and passes on their items.
+        let (Some(layer), Some(other)) = (from.first(), to.first()) else {
             continue;
-        }
-        let Some(floor) = floors.get(layer.as_str()) else {
-            panic!(
-                "{} is in no layer: add it to the list, on its floor",
-                file.display()
-            );
         };
-        for name in used(&std::fs::read_to_string(&file).unwrap()) {
-            let target = aliases.get(name.as_str()).copied().unwrap_or(&name);
-            if let Some(other) = floors.get(target) {
-                seen.insert((layer.clone(), target.to_owned()));
-                if other > floor {
-                    upward.push(format!("{} uses {target}", file.display()));
-                }
-            }
+        if floors[other.as_str()] > floors[layer.as_str()] {
+            upward.push(format!("{} uses {}", from.join("::"), to.join("::")));
         }
+        seen.insert((layer.clone(), other.clone()));
     }
     assert!(upward.is_empty(), "{upward:#?}");
     // This shows that the sources were really read.
-    assert!(
-        seen.contains(&("server".into(), "registry".into())),
-        "{seen:?}"
-    );
-    assert!(
-        seen.contains(&("stream".into(), "produce".into())),
-        "{seen:?}"
-    );
+    for pair in [("server", "registry"), ("stream", "produce")] {
+        let (from, to) = pair;
+        assert!(seen.contains(&(from.into(), to.into())), "{seen:?}");
+    }
 }
 
 #[test]
-fn uses_are_found() {
-    let text = "use crate::{Error, stream::X};\nuse crate::caches::Y; // crate::server\nlet a = crate::observe::f();";
-    let expected = ["Error", "caches", "observe", "stream"].map(String::from);
-    assert_eq!(used(text), BTreeSet::from(expected));
+fn no_siblings_import_each_other_in_a_circle() {
+    let crates = crates();
+    // This shows that the workspace was really found.
+    for name in [
+        "\"coprep_coordinator\" of \"coprep-coordinator\"",
+        "\"layers\" of \"coprep-coordinator\"",
+    ] {
+        assert!(crates.contains_key(name), "{:?}", crates.keys());
+    }
+    let circles: Vec<_> = crates
+        .into_iter()
+        .map(|(name, root)| (name, Modules::read(&root).circles()))
+        .filter(|(_, circles)| !circles.is_empty())
+        .collect();
+    assert!(circles.is_empty(), "{circles:#?}");
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use coprep_analyze::{Assumptions, Options, Report, Subject};
+use coprep_analyze::{AnalysisOptions, Assumptions, Report, Subject};
 use coprep_measurement::interrupt;
 use coprep_terminal::is_coloured;
 
@@ -41,7 +41,7 @@ fn read(file: &Path) -> Result<Report, String> {
 /// Measures a script or a folder of images.
 fn measure(args: &AnalyzeArgs) -> Outcome<Report> {
     interrupt::catch_signals()?;
-    let options = Options {
+    let options = AnalysisOptions {
         program: std::env::current_exe()?,
         subject: subject(args)?,
         assumptions: assumptions(args),

@@ -3,7 +3,7 @@
 use std::io::{BufReader, stdin, stdout};
 use std::process::ExitCode;
 
-use coprep_bench::Options;
+use coprep_bench::BenchOptions;
 use coprep_measurement::interrupt;
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_terminal::is_coloured;
@@ -33,8 +33,8 @@ pub(crate) fn run(place: &CoordinatorPaths, args: &BenchArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn options(args: &BenchArgs) -> Outcome<Options> {
-    Ok(Options {
+fn options(args: &BenchArgs) -> Outcome<BenchOptions> {
+    Ok(BenchOptions {
         program: std::env::current_exe()?,
         // The folder is not optional, and its name may begin with a dash.
         job_arguments: vec![

@@ -346,15 +346,6 @@ fn repack<const N: usize>(raw: &[u8], out: &mut [u8], pixel: impl Fn([u8; N]) ->
     }
 }
 
-/// Returns the EXIF orientation of a PNG or WebP, or [`Orientation::NoTransforms`] if it has none or it cannot be read.
-pub(crate) fn orientation(format: ImageFormat, bytes: &[u8]) -> Orientation {
-    let found = match format {
-        ImageFormat::Png => PngDecoder::new(Cursor::new(bytes)).and_then(|mut d| d.orientation()),
-        _ => WebPDecoder::new(Cursor::new(bytes)).and_then(|mut d| d.orientation()),
-    };
-    found.unwrap_or(Orientation::NoTransforms)
-}
-
 fn oriented(size: ImageSize, header: &ImageHeader) -> ImageSize {
     if header::transposes(header.orientation) {
         size.transposed()

@@ -3,6 +3,11 @@
 //! The first bytes tell the format; the file's name is never used. A prefix of the file is enough, provided that it
 //! reaches the size.
 
+use std::io::Cursor;
+
+use image::ImageDecoder;
+use image::codecs::png::PngDecoder;
+use image::codecs::webp::WebPDecoder;
 use image::metadata::Orientation;
 
 use crate::crop::ImageSize;
@@ -69,7 +74,7 @@ pub(crate) fn read(bytes: &[u8], oriented: bool, max_pixels: u64) -> Result<Imag
         ));
     }
     if oriented && header.format != ImageFormat::Jpeg {
-        header.orientation = crate::codec::orientation(header.format, bytes);
+        header.orientation = orientation(header.format, bytes);
     }
     Ok(header)
 }
@@ -174,6 +179,15 @@ fn webp_extended(bytes: &[u8]) -> Option<ImageSize> {
         Some(u32::from_le_bytes([a, b, c, 0]) + 1)
     };
     Some(ImageSize::new(side(24)?, side(27)?))
+}
+
+/// Returns the EXIF orientation of a PNG or WebP, or [`Orientation::NoTransforms`] if it has none or it cannot be read.
+fn orientation(format: ImageFormat, bytes: &[u8]) -> Orientation {
+    let found = match format {
+        ImageFormat::Png => PngDecoder::new(Cursor::new(bytes)).and_then(|mut d| d.orientation()),
+        _ => WebPDecoder::new(Cursor::new(bytes)).and_then(|mut d| d.orientation()),
+    };
+    found.unwrap_or(Orientation::NoTransforms)
 }
 
 /// Walks a JPEG's marker segments up to the first scan.

@@ -166,8 +166,8 @@ impl SlotBinder {
         })
     }
 
-    /// Binds it to its own slot.
-    pub(crate) fn take(&mut self, binding: BindingId) -> Option<BoundSlot> {
+    /// Binds a sample to its own slot.
+    pub(crate) fn bind(&mut self, binding: BindingId) -> Option<BoundSlot> {
         self.remove(binding).map(|sample| sample.bound_slot)
     }
 
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
         assert!(few.theirs.commit(0));
         assert_eq!(few.claim(few.second, SLOW), (b, None));
-        assert_eq!(few.late_binding.take(few.first).unwrap().batch.buffer, a);
+        assert_eq!(few.late_binding.bind(few.first).unwrap().batch.buffer, a);
     }
 
     #[test]
@@ -385,7 +385,7 @@ mod tests {
         // Both are held up: the third fills the slot of the first, and the next one fills that of the second.
         assert_eq!(few.offer(few.third, 2, SLOW), None);
         assert_eq!(few.claim(few.third, SLOW), (a, Some(1)));
-        let bound_slot = few.late_binding.take(few.first).unwrap();
+        let bound_slot = few.late_binding.bind(few.first).unwrap();
         assert_eq!(bound_slot.batch.buffer, c);
         let fourth = few.late_binding.add(4, 4, bound_slot);
         assert_eq!(few.offer(fourth, 3, SLOW), None);

@@ -10,7 +10,7 @@ use crate::assemble::{About, disturbed, of_job, one, present_setting, report};
 use crate::forecast::Setting;
 use crate::labels;
 use crate::model::{Facts, JobWork, Prepare, Workers};
-use crate::options::Options;
+use crate::options::AnalysisOptions;
 use crate::report::{DatasetFacts, Report};
 use crate::script::{FEWEST_SECONDS, Run, ScriptFindings};
 
@@ -19,7 +19,7 @@ const STARTING: f64 = 5.0;
 
 /// Runs the script once more, with its samples prepared as usual. `alone` holds the findings with replayed batches.
 pub(crate) fn analyze(
-    options: &Options,
+    options: &AnalysisOptions,
     command: &[OsString],
     alone: &ScriptFindings,
     progress: &mut dyn Progress,

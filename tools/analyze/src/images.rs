@@ -13,7 +13,7 @@ use coprep_protocol::spec::PipelineSpec;
 use crate::assemble::{About, disturbed, of_job, one, present_setting, report};
 use crate::labels;
 use crate::model::{Facts, JobWork, Prepare};
-use crate::options::Options;
+use crate::options::AnalysisOptions;
 use crate::report::{DatasetFacts, MeasuredNumber, Report};
 use crate::script::ScriptFindings;
 use crate::storage::{self, Storage};
@@ -35,7 +35,7 @@ struct Measurements {
 
 /// Measures and predicts. `script` holds the findings about the script, if there is one.
 pub(crate) fn analyze(
-    options: &Options,
+    options: &AnalysisOptions,
     spec: PipelineSpec,
     batch_size: u32,
     script: Option<&ScriptFindings>,

@@ -36,7 +36,7 @@ mod whatif;
 pub use coprep_measurement::Result;
 use coprep_measurement::progress::Progress;
 
-pub use crate::options::{Assumptions, Options, Subject};
+pub use crate::options::{AnalysisOptions, Assumptions, Subject};
 pub use crate::page::render as render_page;
 pub use crate::report::Report;
 pub use crate::text::render as render_text;
@@ -47,7 +47,7 @@ use crate::assemble::About;
 ///
 /// # Errors
 /// If the subject cannot be measured. The error is a text for the user.
-pub fn analyze(options: &Options, progress: &mut dyn Progress) -> Result<Report> {
+pub fn analyze(options: &AnalysisOptions, progress: &mut dyn Progress) -> Result<Report> {
     match &options.subject {
         Subject::Script(command) => of_script(options, command, progress),
         Subject::Images {
@@ -66,7 +66,7 @@ const ROUNDS: u64 = 2;
 
 /// Measures a script: first its own work, then its dataset.
 fn of_script(
-    options: &Options,
+    options: &AnalysisOptions,
     command: &[std::ffi::OsString],
     progress: &mut dyn Progress,
 ) -> Result<Report> {

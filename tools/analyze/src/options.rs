@@ -10,7 +10,7 @@ use coprep_protocol::message::CacheForm;
 
 /// The subject of an analysis, and the setting for which an epoch is predicted.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct AnalysisOptions {
     /// The `coprep` program, which runs the coordinators of the measurements.
     pub program: PathBuf,
     /// The script or the folder to measure.
@@ -58,7 +58,7 @@ pub struct Assumptions {
     pub storage_latency: Option<Duration>,
 }
 
-impl Options {
+impl AnalysisOptions {
     /// Returns the number of processors that prepare during the measurements.
     pub(crate) fn cpus(&self) -> u32 {
         self.assumptions.cpus.unwrap_or_else(usable_cpus)

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use coprep_analyze::{
-    Assumptions, Options, Report, Subject, analyze, predict_anew, render_page, render_text,
+    AnalysisOptions, Assumptions, Report, Subject, analyze, predict_anew, render_page, render_text,
 };
 use coprep_measurement::images::ImageOperators;
 use coprep_measurement::progress::NoProgress;
@@ -88,7 +88,7 @@ fn a_report_without_its_measurements_predicts_nothing() {
 
 #[test]
 fn a_folder_that_is_not_there_is_named() {
-    let options = Options {
+    let options = AnalysisOptions {
         program: PathBuf::from("/nowhere/coprep"),
         subject: Subject::Images {
             folder: PathBuf::from("/nowhere/photos"),

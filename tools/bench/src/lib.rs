@@ -39,7 +39,7 @@ use crate::torch::{Python, TorchOrder};
 
 /// The work that a comparison prepares, and the way in which it is measured.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct BenchOptions {
     /// The `coprep` program, which runs the coordinators of the measurements.
     pub program: PathBuf,
     /// Arguments with which that program calls [`run_job`].
@@ -62,7 +62,7 @@ pub struct Options {
 
 /// The parts that all measurements share.
 struct Bench<'a> {
-    options: &'a Options,
+    options: &'a BenchOptions,
     plan: MeasurementPlan,
     dataset: Dataset,
     /// The samples that are measured.
@@ -80,7 +80,7 @@ struct Measurement {
 ///
 /// # Errors
 /// If the folder cannot be read, if every measurement fails, or if a signal has come.
-pub fn bench(options: &Options, progress: &mut dyn Progress) -> Result<BenchReport> {
+pub fn bench(options: &BenchOptions, progress: &mut dyn Progress) -> Result<BenchReport> {
     let plan = plan(options)?;
     let dataset = plan.dataset()?;
     let found = torch::find(options.python.as_deref())?;
@@ -118,7 +118,7 @@ pub fn bench(options: &Options, progress: &mut dyn Progress) -> Result<BenchRepo
 }
 
 /// Describes the work that all loaders prepare, and the conditions of the measurements.
-fn plan(options: &Options) -> Result<MeasurementPlan> {
+fn plan(options: &BenchOptions) -> Result<MeasurementPlan> {
     Ok(MeasurementPlan {
         program: options.program.clone(),
         spec: pipeline(&options.operators, &options.folder)?,

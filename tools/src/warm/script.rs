@@ -31,12 +31,13 @@ const GRACE: Duration = Duration::from_secs(5);
 struct ScriptEvent {
     dataset: String,
     #[serde(flatten)]
-    state: LoaderState,
+    state: WarmState,
 }
 
+/// State of the warm-up of a loader.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum LoaderState {
+enum WarmState {
     /// The cache is being filled.
     Progress(WarmProgress),
     /// The cache is filled.
@@ -130,7 +131,7 @@ fn follow(events: &Receiver<std::io::Result<String>>, json: bool) -> Outcome<Loa
 }
 
 fn show(event: &ScriptEvent, progress: &mut Option<WorkProgress>) -> Outcome<()> {
-    if let LoaderState::Progress(p) = &event.state {
+    if let WarmState::Progress(p) = &event.state {
         let bar = progress.get_or_insert_with(|| WorkProgress::new("samples"));
         let more = if p.capacity > 0 {
             bytes(p)
@@ -145,21 +146,21 @@ fn show(event: &ScriptEvent, progress: &mut Option<WorkProgress>) -> Outcome<()>
         progress.finish();
     }
     let text = match &event.state {
-        LoaderState::Progress(_) => return Ok(()),
-        LoaderState::Done(p) => summary(p),
-        LoaderState::Skipped(why) => format!("not warmed: {why}"),
-        LoaderState::Failed(why) => format!("failed: {why}"),
+        WarmState::Progress(_) => return Ok(()),
+        WarmState::Done(p) => summary(p),
+        WarmState::Skipped(why) => format!("not warmed: {why}"),
+        WarmState::Failed(why) => format!("failed: {why}"),
     };
     print_line(format_args!("{}\n  {text}", event.dataset))
 }
 
 impl LoaderCounts {
-    fn count(&mut self, state: &LoaderState) {
+    fn count(&mut self, state: &WarmState) {
         match state {
-            LoaderState::Progress(_) => {}
-            LoaderState::Done(p) if p.failed == 0 => self.warmed += 1,
-            LoaderState::Done(_) | LoaderState::Failed(_) => self.failed += 1,
-            LoaderState::Skipped(_) => self.skipped += 1,
+            WarmState::Progress(_) => {}
+            WarmState::Done(p) if p.failed == 0 => self.warmed += 1,
+            WarmState::Done(_) | WarmState::Failed(_) => self.failed += 1,
+            WarmState::Skipped(_) => self.skipped += 1,
         }
     }
 

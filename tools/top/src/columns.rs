@@ -5,7 +5,7 @@ use coprep_protocol::size::human;
 use coprep_terminal::label;
 use ratatui::text::Span;
 
-use crate::model::{CacheRow, JobRow, SortBy, StreamRow, WaitShares};
+use crate::model::{CacheRow, JobRow, SortBy, StallShares, StreamRow};
 use crate::numbers::{brief, count, factor, milliseconds, percent, rate};
 use crate::table::{Column, Width};
 use crate::theme::{Fill, Theme, Tone};
@@ -93,7 +93,7 @@ fn pids(pids: &[u32]) -> String {
     }
 }
 
-fn waited(wait: Option<WaitShares>, theme: &Theme) -> Span<'static> {
+fn waited(wait: Option<StallShares>, theme: &Theme) -> Span<'static> {
     match wait.map(|w| w.total()) {
         None => plain("-"),
         Some(total) if total > WAITS_MUCH => theme.span(Tone::Notice, percent(total)),
@@ -101,7 +101,7 @@ fn waited(wait: Option<WaitShares>, theme: &Theme) -> Span<'static> {
     }
 }
 
-fn part(wait: Option<WaitShares>, of: fn(&WaitShares) -> f64) -> Span<'static> {
+fn part(wait: Option<StallShares>, of: fn(&StallShares) -> f64) -> Span<'static> {
     plain(wait.map_or("-".into(), |w| percent(of(&w))))
 }
 

@@ -19,15 +19,15 @@ use coprep_shared_memory::staging::Layout;
 use fail::fail_point;
 
 use crate::error::{code_failed, os};
-use crate::produce::processes::SampleShape;
+use crate::produce::processes::sample_shape::SampleShape;
 use crate::produce::processes::zygote::{Ended, Zygote};
 use crate::{Error, Result};
 
 /// Longest time to load a dataset. Slow storage and large imports may take minutes.
 const LOADING: Duration = Duration::from_secs(600);
 const NOW_AND_THEN: Duration = Duration::from_millis(500);
-/// Longest time for any other request.
-pub(super) const PROMPT: Duration = Duration::from_secs(60);
+/// Longest time for any request but the one to load a dataset.
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`nap`].
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -223,7 +223,8 @@ impl ForkServer {
                 s.take_failure().map(Err)
             }
         };
-        self.wait("to map the staging area", PROMPT, find).flatten()
+        self.wait("to map the staging area", REQUEST_TIMEOUT, find)
+            .flatten()
     }
 
     /// Starts worker `id` of `workers`.
@@ -272,7 +273,8 @@ impl ForkServer {
                 socket: worker.socket.take()?,
             }))
         };
-        self.wait("to start a worker", PROMPT, find).flatten()
+        self.wait("to start a worker", REQUEST_TIMEOUT, find)
+            .flatten()
     }
 
     /// Ends all workers and unmaps the staging area, so that only the dataset stays in memory.

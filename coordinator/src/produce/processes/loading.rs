@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use coprep_protocol::code::{self, Channel, Probed, Raised, WorkerReport};
 use coprep_protocol::message::UserCode;
-use coprep_protocol::spec::{BLOB, Dtype, Field};
 use coprep_shared_memory::staging::Layout;
 
 use crate::error::{ErrorKind, code_failed, invalid, os, sample_failed};
 use crate::produce::failure::Failure;
 use crate::produce::processes::IdleForkServer;
-use crate::produce::processes::fork_server::{ForkServer, Forked, PROMPT};
+use crate::produce::processes::fork_server::{ForkServer, Forked, REQUEST_TIMEOUT};
+use crate::produce::processes::sample_shape::SampleShape;
 use crate::produce::processes::zygote::Zygote;
 use crate::{Error, Result};
 
@@ -24,47 +24,6 @@ pub(crate) struct Loaded {
     pub(crate) shape: SampleShape,
 }
 
-/// Fields and sizes of the samples of a dataset.
-#[derive(Clone, Debug)]
-pub(crate) struct SampleShape {
-    /// Fields, the blob among them, without the index.
-    pub(crate) fields: Vec<Field>,
-    /// Bytes that the parts without a fixed size take in most samples.
-    typical_blob: u64,
-    /// Bytes of the packed deterministic part.
-    pub(crate) kept: u64,
-    /// How the job makes batches of the fields.
-    pub(crate) structure: Vec<u8>,
-}
-
-impl SampleShape {
-    /// Returns the room in a slot for the parts of a sample that have no fixed size.
-    pub(super) fn blob(&self) -> u64 {
-        let blob = self.fields.iter().find(|f| f.name == BLOB);
-        blob.map_or(0, |f| f.sample_bytes() as u64)
-    }
-
-    /// Returns `true` if samples have parts without a fixed size.
-    pub(crate) fn is_uneven(&self) -> bool {
-        self.blob() > 0
-    }
-
-    /// Returns the bytes of a sample in a slot that are the same for all samples.
-    pub(crate) fn fixed_bytes(&self) -> u64 {
-        let fixed = self.fields.iter().filter(|f| f.name != BLOB);
-        fixed.map(|f| f.sample_bytes() as u64).sum()
-    }
-
-    /// Returns the bytes that most samples take in the cache in their prepared form.
-    pub(crate) fn prepared_bytes(&self) -> u64 {
-        self.fixed_bytes() + self.typical_blob.max(self.blob())
-    }
-}
-
-/// Factor by which the room for a blob in a slot exceeds the bytes of a typical blob.
-const BLOB_MARGIN: u64 = 2;
-/// Least room for a blob. If the blob is too large for the slot, this room says where the blob lies.
-const LEAST_BLOB: u64 = 64;
 /// Largest packed exception that is passed on. Longer ones are passed on as text.
 const MOST_EXCEPTION: usize = 1 << 20;
 
@@ -245,7 +204,7 @@ fn inspect_once(
     let message = channel.receive(limit).map_err(gone)?.ok_or_else(|| {
         fork_server.kill(number);
         // Whether it ends changes nothing here. The wait keeps two of them from working at the same time.
-        let _ = fork_server.exited(number, PROMPT);
+        let _ = fork_server.exited(number, REQUEST_TIMEOUT);
         let limit = limit.as_secs_f64();
         code_failed(format!("the first samples took longer than {limit} s"))
             .with_remedy("give a longer timeout, or run with num_workers=0 to see why")
@@ -256,47 +215,13 @@ fn inspect_once(
     }
 }
 
-fn shape(probed: Probed, most_blob: u64) -> Result<SampleShape> {
-    if let Some(raised) = probed.raised {
+fn shape(mut probed: Probed, most_blob: u64) -> Result<SampleShape> {
+    if let Some(raised) = probed.raised.take() {
         let id = raised.id;
         let failure = failure(raised, "0".into()).map_err(code_failed)?;
         return Err(sample_failed(failure.of_sample(0, id, String::new())));
     }
-    let field = |(name, dtype, shape): (String, String, Vec<u32>)| {
-        let dtype = Dtype::of_name(&dtype)
-            .ok_or_else(|| code_failed(format!("a field of the unknown type {dtype}")))?;
-        Ok(Field { name, dtype, shape })
-    };
-    let mut fields = probed
-        .fields
-        .into_iter()
-        .map(field)
-        .collect::<Result<Vec<_>>>()?;
-    if probed.blob > 0 {
-        fields.push(Field {
-            name: BLOB.into(),
-            dtype: Dtype::U8,
-            shape: vec![blob_room(probed.blob, most_blob)],
-        });
-    }
-    Ok(SampleShape {
-        fields,
-        typical_blob: probed.blob,
-        kept: probed.kept,
-        structure: code::unhex(&probed.structure).map_err(code_failed)?,
-    })
-}
-
-/// Returns the room that slots have for blobs, most of which take `typical` bytes. If that is more than a slot may
-/// have, all blobs lie elsewhere, and room for them in slots would be of no use.
-fn blob_room(typical: u64, most: u64) -> u32 {
-    let most = most.min(u64::from(u32::MAX / 2));
-    let room = if typical > most {
-        0
-    } else {
-        typical.saturating_mul(BLOB_MARGIN).min(most)
-    };
-    room.max(LEAST_BLOB).next_multiple_of(LEAST_BLOB) as u32
+    SampleShape::of(probed, most_blob)
 }
 
 /// Converts the exception of a sample.
@@ -318,15 +243,4 @@ pub(super) fn failure(raised: Raised, worker: String) -> std::result::Result<Fai
         exception,
         ..Failure::new(stage, raised.message)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_have_room_for_most_blobs_or_for_none() {
-        let rooms = [1, 100, 3000, 5000, 6001, u64::MAX].map(|typical| blob_room(typical, 6000));
-        assert_eq!(rooms, [64, 256, 6016, 6016, 64, 64]);
-    }
 }

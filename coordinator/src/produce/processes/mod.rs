@@ -4,6 +4,7 @@
 //! * [`fork_server`]: the process that has loaded the dataset and forks workers.
 //! * [`worker`]: a thread per worker process, which keeps it busy and replaces it when it ends.
 //! * [`loading`]: a dataset that is loaded, and the inspection of its first samples.
+//! * [`sample_shape`]: the fields and sizes of its samples, as the inspection finds them.
 //! * [`task`]: the contract between a pool and the samples that it makes.
 //! * [`deadly`]: the samples that end their workers.
 //!
@@ -16,6 +17,7 @@
 mod deadly;
 mod fork_server;
 mod loading;
+mod sample_shape;
 mod task;
 mod worker;
 mod zygote;
@@ -35,8 +37,11 @@ use crate::observe::stalls::{BusyClock, StallClock};
 use crate::produce::deadline_queue::{Deadline, DeadlineQueue};
 use crate::produce::processes::deadly::DeadlySamples;
 use crate::produce::processes::fork_server::ForkServer;
-pub(crate) use crate::produce::processes::loading::{Loaded, Probing, SampleShape};
-pub(crate) use crate::produce::processes::task::{Begin, LargeRoom, Outlook, Task, TaskOutcome};
+pub(crate) use crate::produce::processes::loading::{Loaded, Probing};
+pub(crate) use crate::produce::processes::sample_shape::SampleShape;
+pub(crate) use crate::produce::processes::task::{
+    Begin, LargeRoom, Task, TaskEstimate, TaskOutcome,
+};
 use crate::produce::processes::worker::{PoolTask, Worker};
 pub(crate) use crate::produce::processes::zygote::Zygote;
 

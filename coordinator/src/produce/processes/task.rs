@@ -17,8 +17,8 @@ pub(crate) trait Task: Send {
     /// Returns the sample if this id means the same sample whenever it is drawn. Returns `None` if the id counts the
     /// batches of an iteration, which are others in each epoch.
     fn lasting_id(&self) -> Option<u32>;
-    /// Returns the expected time, as far as it is known now.
-    fn outlook(&self) -> Outlook;
+    /// Returns the expectations of the task, as far as it is known now.
+    fn estimate(&self) -> TaskEstimate;
     /// Tells the task that a worker has it and will begin it. Returns the buffer and slot as long as the slot is
     /// offered. Returns `None` if the slot is known already, or is better decided when the sample is made.
     fn offer(&mut self, given: &TaskHandle) -> Option<(u32, u32)>;
@@ -33,9 +33,9 @@ pub(crate) trait Task: Send {
     fn finish(self: Box<Self>, outcome: TaskOutcome);
 }
 
-/// The time that a task is expected to take.
+/// The expectations by which a worker plans its chunks: the time of a task, and whether its sample may be cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Outlook {
+pub(crate) struct TaskEstimate {
     /// Expected time of a worker, or `None` if nothing is known.
     pub(crate) seconds: Option<f32>,
     /// `true` if the expected time is known and no longer than that of most samples.

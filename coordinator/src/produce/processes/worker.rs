@@ -43,7 +43,7 @@ use crate::produce::deadline_queue::Deadline;
 use crate::produce::processes::deadly::Verdict;
 use crate::produce::processes::fork_server::Forked;
 use crate::produce::processes::worker::room::Want;
-use crate::produce::processes::{Begin, Outlook, ProcessPool, Task, TaskOutcome, Trouble};
+use crate::produce::processes::{Begin, ProcessPool, Task, TaskEstimate, TaskOutcome, Trouble};
 
 /// Longest expected time of a chunk. If a sample takes longer than this, the samples behind it are withdrawn.
 const TOGETHER: Duration = Duration::from_millis(12);
@@ -81,8 +81,8 @@ pub(super) struct PoolTask {
     attempts: u32,
     /// `true` if a worker ended on a chunk that had it. It is then made alone.
     alone: bool,
-    /// Its outlook when it was taken from the queue.
-    outlook: Outlook,
+    /// The estimate when it was taken from the queue.
+    estimate: TaskEstimate,
 }
 
 impl PoolTask {
@@ -92,13 +92,13 @@ impl PoolTask {
             due,
             attempts: 0,
             alone: false,
-            outlook: Outlook::default(),
+            estimate: TaskEstimate::default(),
         }
     }
 
     /// Returns the longest expected time of a chunk that contains it.
     fn longest(&self) -> Duration {
-        if self.outlook.is_kept {
+        if self.estimate.is_kept {
             TO_BE_KEPT
         } else {
             TOGETHER
@@ -306,9 +306,9 @@ impl Worker {
         let typical = self.process_pool.typical.seconds();
         let seconds = |task: &PoolTask| {
             let unknown = typical.filter(|&s| UNKNOWN * s <= task.longest().as_secs_f32());
-            task.outlook.seconds.or(unknown)
+            task.estimate.seconds.or(unknown)
         };
-        first.outlook = first.work.outlook();
+        first.estimate = first.work.estimate();
         let most = first.longest().as_secs_f32();
         let share = if first.alone {
             1
@@ -321,7 +321,7 @@ impl Worker {
             && let Some(so_far) = together.filter(|&sum| sum < most)
             && let Some(mut task) = self.process_pool.next(Duration::ZERO)
         {
-            task.outlook = task.work.outlook();
+            task.estimate = task.work.estimate();
             together = seconds(&task).map(|more| so_far + more);
             if task.alone || together.is_none_or(|sum| sum > most) {
                 // Put back and not kept, so that the first free worker can have it.
@@ -335,8 +335,8 @@ impl Worker {
 
     fn give(&mut self, tasks: Vec<PoolTask>) -> std::result::Result<(), String> {
         let typical = self.process_pool.typical.seconds();
-        let is_quick = |task: &PoolTask| match task.outlook.seconds {
-            Some(_) => task.outlook.is_quick,
+        let is_quick = |task: &PoolTask| match task.estimate.seconds {
+            Some(_) => task.estimate.is_quick,
             None => typical.is_some_and(|s| UNKNOWN * s <= task.longest().as_secs_f32()),
         };
         // Recorded before anything can fail, so that the samples are given to another worker if this one is lost.
@@ -374,7 +374,7 @@ impl Worker {
         process.next_chunk = (process.next_chunk + 1) % CHUNKS;
         for (task, index) in chunk.tasks.iter_mut().flatten().zip(0..) {
             let given = TaskHandle::new(&process.task_table, code::entry(chunk.number, index));
-            let offered = if task.outlook.is_quick {
+            let offered = if task.estimate.is_quick {
                 // A quick sample is bound at once, because no other can be ready before it.
 
                 task.work.bind(true);

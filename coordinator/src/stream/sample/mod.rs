@@ -10,8 +10,8 @@
 //! * [`unprepared`]: the job prepares it itself, or it still lies in its slot.
 //! * [`recovery`]: a thread panicked while it had the sample.
 //!
-//! [`slot`] binds samples to slots, [`fields`] copies samples between slots and the cache, and [`large`] finds room for
-//! samples that are larger than their slots.
+//! [`slot`] binds samples to slots, [`prepared_cache`] fills slots from the cache of prepared samples and keeps them in
+//! it, [`fields`] copies the bytes, and [`large`] finds room for samples that are larger than their slots.
 
 mod cached;
 mod fields;
@@ -19,6 +19,7 @@ mod iterated;
 mod large;
 mod origin;
 mod pipeline;
+mod prepared_cache;
 mod process;
 mod recovery;
 mod slot;

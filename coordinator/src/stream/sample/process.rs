@@ -9,9 +9,9 @@ use coprep_shared_memory::task_table::TaskHandle;
 
 use crate::caches::DatasetCache;
 use crate::observe::preparation_cost::PreparationCost;
-use crate::produce::processes::{Begin, LargeRoom, Outlook, Task, TaskOutcome};
+use crate::produce::processes::{Begin, LargeRoom, Task, TaskEstimate, TaskOutcome};
 use crate::produce::producer::UserCodeStore;
-use crate::stream::sample::cached::Restored;
+use crate::stream::sample::prepared_cache::Restored;
 use crate::stream::sample::{Destination, PendingSample};
 
 /// The work of making one sample in a worker process.
@@ -87,12 +87,12 @@ impl Task for ProcessWork {
         (!self.sample.is_iterated()).then_some(self.sample.draw.id)
     }
 
-    fn outlook(&self) -> Outlook {
+    fn estimate(&self) -> TaskEstimate {
         let id = self.sample.draw.id;
         let seconds = self.store.expected(id);
         let budget = self.store.costs.budget();
         let is_kept = |cache: &DatasetCache| !cache.store.has(id) && cache.may_admit(id);
-        Outlook {
+        TaskEstimate {
             seconds,
             is_quick: seconds.zip(budget).is_some_and(|(s, budget)| s <= budget),
             is_kept: self.store.cache().is_some_and(|cache| is_kept(cache)),

@@ -23,8 +23,8 @@ impl PendingSample {
         let is_wanted = self.is_started();
         if let Destination::LateBound(binding) = self.destination {
             // The slot may be gone, together with the stream.
-            let taken = self.stream.try_take(binding);
-            self.destination = taken.map_or(Destination::Over, Destination::Bound);
+            let bound = self.stream.try_bind(binding);
+            self.destination = bound.map_or(Destination::Over, Destination::Bound);
         }
         match self.destination {
             Destination::Over => return,

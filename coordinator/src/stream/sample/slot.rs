@@ -29,7 +29,7 @@ impl Destination {
     /// Returns the slot. A sample without one is bound to the slot that it was drawn for.
     pub(super) fn bound_slot(&mut self, stream: &Stream) -> &mut BoundSlot {
         if let Destination::LateBound(binding) = *self {
-            *self = Destination::Bound(stream.take(binding));
+            *self = Destination::Bound(stream.bind(binding));
         }
         match self {
             Destination::Bound(bound_slot) => bound_slot,
@@ -98,13 +98,13 @@ impl Stream {
     }
 
     /// Binds a sample to the slot that it was drawn for.
-    fn take(&self, binding: BindingId) -> BoundSlot {
-        self.try_take(binding).unwrap_or_else(|| GivenUp::unwind())
+    fn bind(&self, binding: BindingId) -> BoundSlot {
+        self.try_bind(binding).unwrap_or_else(|| GivenUp::unwind())
     }
 
     /// Binds a sample to the slot that it was drawn for. Returns `None` if the stream was given up meanwhile, with the
     /// slot.
-    pub(super) fn try_take(&self, binding: BindingId) -> Option<BoundSlot> {
-        self.engine().late_binding.take(binding)
+    pub(super) fn try_bind(&self, binding: BindingId) -> Option<BoundSlot> {
+        self.engine().late_binding.bind(binding)
     }
 }

@@ -21,7 +21,7 @@ use coprep_protocol::message::{
 use earlier::Earlier;
 pub(crate) use lag::Lag;
 pub(crate) use sort::{SortBy, sort};
-pub(crate) use waits::WaitShares;
+pub(crate) use waits::StallShares;
 
 /// The content of the screen. Rates are `None` where there was no earlier status.
 #[derive(Clone, Debug, Default)]
@@ -93,9 +93,9 @@ pub(crate) struct JobRow {
     /// Batches taken per second by all ranks.
     pub(crate) batches: Option<f64>,
     /// Waits between the two statuses, by reason.
-    pub(crate) wait: Option<WaitShares>,
+    pub(crate) wait: Option<StallShares>,
     /// Waits since the job came, by reason.
-    pub(crate) wait_in_all: WaitShares,
+    pub(crate) wait_in_all: StallShares,
     pub(crate) lag: Lag,
 }
 
@@ -235,8 +235,8 @@ fn job(earlier: Option<Earlier>, stream: u64, now: &JobStatus, furthest: &JobSta
         status: now.clone(),
         samples: rate(|j| j.delivered),
         batches: rate(|j| j.batches),
-        wait: before.map(|(s, b)| waits::wait_shares(&b.stalls, &now.stalls, s.seconds * ranks)),
-        wait_in_all: waits::wait_shares(&nothing, &now.stalls, now.age_s * ranks),
+        wait: before.map(|(s, b)| waits::stall_shares(&b.stalls, &now.stalls, s.seconds * ranks)),
+        wait_in_all: waits::stall_shares(&nothing, &now.stalls, now.age_s * ranks),
         lag: lag::lag(earlier, stream, now, furthest),
     }
 }

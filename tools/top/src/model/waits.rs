@@ -4,7 +4,7 @@ use coprep_protocol::message::Stalls;
 
 /// Shares of wall time for which a job waited, by the thing it lacked.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct WaitShares {
+pub(crate) struct StallShares {
     pub(crate) fetch: f64,
     pub(crate) prep: f64,
     pub(crate) others: f64,
@@ -12,7 +12,7 @@ pub(crate) struct WaitShares {
     pub(crate) open: f64,
 }
 
-impl WaitShares {
+impl StallShares {
     pub(crate) fn total(&self) -> f64 {
         self.fetch + self.prep + self.others + self.open
     }
@@ -21,7 +21,7 @@ impl WaitShares {
 /// Returns the waits between two accounts as shares of `wall` seconds. When a wait ends, its open time gets its
 /// reasons, all at once. The reasons are then those of the whole wait, while the time is only that between the
 /// accounts.
-pub(super) fn wait_shares(before: &Stalls, now: &Stalls, wall: f64) -> WaitShares {
+pub(super) fn stall_shares(before: &Stalls, now: &Stalls, wall: f64) -> StallShares {
     let grown = |of: fn(&Stalls) -> f64| of(now) - of(before);
     let [fetch, prep, others] = [
         grown(|s| s.fetch_s),
@@ -33,11 +33,11 @@ pub(super) fn wait_shares(before: &Stalls, now: &Stalls, wall: f64) -> WaitShare
     let named = fetch + prep + others;
     let open = opened.max(0.0);
     if wall <= 0.0 || named + open <= 0.0 {
-        return WaitShares::default();
+        return StallShares::default();
     }
     // `opened` is negative when a wait has ended, which takes off the time that earlier statuses have shown already.
     let share = (named + opened).clamp(0.0, wall) / wall / (named + open);
-    WaitShares {
+    StallShares {
         fetch: fetch * share,
         prep: prep * share,
         others: others * share,
@@ -60,7 +60,7 @@ mod tests {
         }
     }
 
-    fn assert_close(shares: WaitShares, [fetch, prep, others, open]: [f64; 4]) {
+    fn assert_close(shares: StallShares, [fetch, prep, others, open]: [f64; 4]) {
         let pairs = [
             (shares.fetch, fetch),
             (shares.prep, prep),
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn waits_are_shares_of_wall_time() {
-        let shares = wait_shares(
+        let shares = stall_shares(
             &stalls(1.0, 1.0, 1.0, 0.0),
             &stalls(1.5, 1.25, 1.0, 0.25),
             2.0,
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn a_long_wait_is_not_counted_again_when_its_reason_is_known() {
         // Open for 3 s at the last status; over 0.5 s later.
-        let over = wait_shares(
+        let over = stall_shares(
             &stalls(0.0, 0.0, 0.0, 3.0),
             &stalls(2.8, 0.7, 0.0, 0.0),
             1.0,
@@ -100,7 +100,7 @@ mod tests {
         let times = [0.0, 0.3, 1.0, 7.0];
         for (i, a) in times.iter().enumerate() {
             for (b, c) in times.iter().zip(times.iter().cycle().skip(i)) {
-                let shares = wait_shares(&stalls(0.0, 0.0, 0.0, *c), &stalls(*a, *b, *c, *a), 2.0);
+                let shares = stall_shares(&stalls(0.0, 0.0, 0.0, *c), &stalls(*a, *b, *c, *a), 2.0);
                 let parts = [shares.fetch, shares.prep, shares.others, shares.open];
                 assert!(
                     parts.iter().all(|p| *p >= 0.0) && shares.total() <= 1.0 + 1e-9,

@@ -29,6 +29,16 @@ pub(crate) enum Jitter {
     LogNormal(f64),
 }
 
+impl Jitter {
+    /// Returns the time of a step, for a mean of 1.
+    fn step(self, random: &mut Random) -> f64 {
+        match self {
+            Jitter::Little => random.between(0.9, 1.1),
+            Jitter::LogNormal(sigma) => (sigma * random.normal() - sigma * sigma / 2.0).exp(),
+        }
+    }
+}
+
 /// A job of a simulation.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -561,7 +571,7 @@ impl Model {
         reader.busy = true;
         reader.is_at_border = delivery.ends_epoch;
         let batch = std::mem::take(&mut reader.batch);
-        let time = job.plan.step * reader.random.step(job.plan.jitter);
+        let time = job.plan.step * job.plan.jitter.step(&mut reader.random);
         job.outcome.samples += batch.len() as u64;
         let given = job.given.entry(delivery.epoch).or_default();
         for &id in &batch {

@@ -1,7 +1,5 @@
 //! Random numbers that are the same in every run: splitmix64.
 
-use crate::model::Jitter;
-
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -35,16 +33,8 @@ impl Random {
         self.unit() < probability
     }
 
-    /// Returns the time of a step, for a mean of 1.
-    pub(crate) fn step(&mut self, jitter: Jitter) -> f64 {
-        match jitter {
-            Jitter::Little => self.between(0.9, 1.1),
-            Jitter::LogNormal(sigma) => (sigma * self.normal() - sigma * sigma / 2.0).exp(),
-        }
-    }
-
     /// Returns a normally distributed number, by the method of Box and Muller.
-    fn normal(&mut self) -> f64 {
+    pub(crate) fn normal(&mut self) -> f64 {
         let (u, v) = (1.0 - self.unit(), self.unit());
         (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
     }
