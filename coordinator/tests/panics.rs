@@ -18,7 +18,7 @@ use coprep_protocol::message::{
     Attach, CacheForm, CacheRequest, Reply, Request, SampleError, Status, Warm, WarmProgress,
 };
 use coprep_protocol::paths::CoordinatorPaths;
-use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source};
+use coprep_protocol::spec::PipelineSpec;
 use fail::FailScenario;
 use roaring::RoaringBitmap;
 
@@ -81,25 +81,7 @@ impl Node {
     }
 
     fn pipeline(&self) -> PipelineSpec {
-        let root = self.folder.path().join("photos");
-        let decode = Op::Decode {
-            apply_exif_orientation: false,
-            max_pixels: DEFAULT_MAX_PIXELS,
-            scaled: true,
-        };
-        let crop = Op::RandomResizedCrop {
-            height: 8,
-            width: 8,
-            scale: (0.08, 1.0),
-            ratio: (0.75, 1.333),
-            interpolation: Interpolation::Bilinear,
-        };
-        PipelineSpec {
-            source: Source::ImageFolder {
-                root: root.to_str().unwrap().into(),
-            },
-            ops: vec![decode, crop],
-        }
+        common::crops(&self.folder.path().join("photos"))
     }
 
     fn job(&self, relaxed: bool) -> Arc<Loader> {

@@ -78,9 +78,9 @@ impl From<paths::ErrorKind> for ErrorKind {
     }
 }
 
-/// What users are told of a coordinator that could not be started.
+/// The message for users about a coordinator that could not be started.
 const NOT_STARTED: &str = "cannot start the coordinator";
-/// What users are told of every lost connection.
+/// The message for users about a lost connection.
 const GONE: &str = "the coordinator is gone";
 
 pub(crate) fn absent(socket: &Path) -> Error {

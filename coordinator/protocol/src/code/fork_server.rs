@@ -125,7 +125,7 @@ pub enum ForkServerEvent {
     Failed {
         /// Number of the worker that the request was about, if it was about one.
         worker: Option<u32>,
-        /// What failed, why, and the remedy.
+        /// Message for users: the operation that failed, the reason and the remedy.
         message: String,
     },
 }

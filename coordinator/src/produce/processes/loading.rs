@@ -203,7 +203,7 @@ fn inspect_once(
     let limit = timeout.saturating_mul(enough.into());
     let message = channel.receive(limit).map_err(gone)?.ok_or_else(|| {
         fork_server.kill(number);
-        // Whether it ends changes nothing here. The wait keeps two of them from working at the same time.
+        // The result of the wait does not matter. The wait keeps two such workers from working at the same time.
         let _ = fork_server.exited(number, REQUEST_TIMEOUT);
         let limit = limit.as_secs_f64();
         code_failed(format!("the first samples took longer than {limit} s"))
