@@ -11,11 +11,14 @@ import functools
 import json
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
-from coprep._modules import MAINS, digest_of
-from coprep._packing import LOCKS, packing_error
+from coprep._modules import digest_of
+from coprep._names import MAINS
+from coprep._packing import packing_error
+from coprep._reducing import LOCKS
 
 HOOK = "__coprep_identity__"
 """Name of a class's method that returns the identity of an instance."""
@@ -35,8 +38,8 @@ def reducer_of(cls: Any) -> Reducer | None:
     """Returns the function that reduces instances of a class to their identity, or ``None`` if pickle does it."""
     if hasattr(cls, HOOK):
         return lambda obj: (identified, (cls, getattr(obj, HOOK)()))
-    if cls in LOCKS:
-        # Each process has locks of its own. No sample depends on them.
+    if cls in LOCKS or cls is threading.local:
+        # Each process or thread has its own. No sample depends on them.
         return lambda lock: (identified, (object, "lock"))
     if issubclass(cls, logging.Logger):
         # A script's logger is named after its module, which has another name in a process that it spawned.

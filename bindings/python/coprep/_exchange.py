@@ -6,18 +6,15 @@ Such a class therefore travels by name, and is looked up in the job's main scrip
 
 from __future__ import annotations
 
-import functools
-import importlib
 import io
-import operator
 import os
 import pickle
-import sys
 import traceback
 from typing import Any
 
+from coprep._names import MAINS, class_at, find_in_main, path_of
+
 _HERE = os.path.dirname(__file__)
-_MAINS = ("__main__", "__mp_main__")
 MOST_EXCEPTION = 1 << 20
 """Longest packed exception, in bytes, that travels whole. The coordinator passes on no longer one."""
 _VALUE = 100_000
@@ -31,71 +28,15 @@ class _Pickler(pickle.Pickler):
         if not isinstance(obj, type):
             return None
         path = path_of(obj)
-        if obj.__module__ in _MAINS:
-            return _MAINS[0], path or obj.__qualname__
+        if obj.__module__ in MAINS:
+            return MAINS[0], path or obj.__qualname__
         return (obj.__module__, path) if path is not None else None
 
 
 class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         module, path = pid
-        return _find(path) if module == _MAINS[0] else class_at(module, path)
-
-
-@functools.lru_cache(maxsize=256)
-def path_of(cls: type) -> str | None:
-    """Returns the path of a class within its module, if it differs from the class's name.
-
-    Pickle finds a class by its name. A named tuple that is made in the body of a class, or assigned to a name other
-    than its own, lies elsewhere. Returns ``None`` if the name is right, or if the class is not found.
-    """
-    module: Any = sys.modules.get(cls.__module__)
-    if _at(module, cls.__qualname__) is cls:
-        return None
-    members = dict(vars(module)) if module is not None else {}
-    for owner in _classes(members):
-        if owner.__module__ == cls.__module__ and "<locals>" not in owner.__qualname__:
-            members |= {f"{owner.__qualname__}.{name}": value for name, value in vars(owner).items()}
-    return next((path for path, value in members.items() if value is cls), None)
-
-
-def _classes(members: dict[str, Any]) -> list[Any]:
-    """Returns the classes among a module's members, and all that came to this process by value.
-
-    A worker has the main script's classes by value only.
-    """
-    cloudpickle: Any = sys.modules.get("cloudpickle.cloudpickle")
-    tracked = list(getattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ()))
-    return [value for value in (*members.values(), *tracked) if isinstance(value, type)]
-
-
-def class_at(module: str, path: str) -> Any:
-    """Returns, in another process, the class that :func:`path_of` found."""
-    return operator.attrgetter(path)(importlib.import_module(module))
-
-
-def _at(holder: Any, path: str) -> Any:
-    for name in path.split("."):
-        holder = getattr(holder, name, None)
-    return holder
-
-
-def _find(qualified_name: str) -> Any:
-    """Returns a class of the main script: the script's own in a job, the one that came by value in a worker."""
-    main = sys.modules["__main__"]
-    found = _at(main, qualified_name)
-    if found is not None:
-        return found
-    for kind in _classes(vars(main)):
-        if kind.__module__ not in _MAINS:
-            continue
-        name = kind.__qualname__
-        if name == qualified_name:
-            return kind
-        found = _at(kind, qualified_name.removeprefix(f"{name}.")) if qualified_name.startswith(f"{name}.") else None
-        if found is not None:
-            return found
-    raise pickle.UnpicklingError(f"{qualified_name} is not defined in the main script: move it to a module")
+        return find_in_main(path) if module == MAINS[0] else class_at(module, path)
 
 
 def dumps(obj: Any) -> bytes:
@@ -115,7 +56,7 @@ def dump_exception(error: BaseException) -> bytes:
     for form in (_whole, _cut_short, _text_alone):
         try:
             data = dumps((type(error), *form(error)))
-            if type(error).__module__ not in _MAINS:
+            if type(error).__module__ not in MAINS:
                 loads(data)
             # A class of the main script is found in the job, not here, so it cannot be tried out.
         except Exception:

@@ -28,9 +28,11 @@ import numpy.typing as npt
 
 from coprep._caches import HOOK, reducer_of
 from coprep._imports import Import, resolved
-from coprep._modules import MAINS, Modules
+from coprep._modules import Modules
 from coprep._modules import digest_of as _hash
+from coprep._names import MAINS
 from coprep._packing import refuse_text_file
+from coprep._reducing import is_dispatcher
 from coprep._unpicklable import Holder, Named, attributes_of, cannot_travel, culprit_of
 
 Handler = Callable[[Any], bytes | None]
@@ -385,6 +387,9 @@ class _Walk:
 
     def _structure(self, code: Any) -> bytes:
         """Returns the digest of code that has no name in other processes."""
+        if is_dispatcher(code):
+            # Its closure holds a cache, which changes by use.
+            return self.plain(("dispatcher", code.__wrapped__, list(code.registry.items())))
         if isinstance(code, types.FunctionType):
             return self._function(code)
         if isinstance(code, functools._lru_cache_wrapper):

@@ -23,9 +23,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from coprep._imports import Import, imports_of, resolved
+from coprep._names import MAINS
 
-MAINS = ("__main__", "__mp_main__")
-"""Names of the main script's module: in a process started normally, and in one that ``multiprocessing`` spawned."""
 RECENT_NS = 2_000_000_000
 """Age below which a file's digest is not remembered yet. A younger file may change again without a new time."""
 REMEMBERED = 20_000

@@ -13,21 +13,20 @@ import os
 import pickle
 import struct
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
 
-from coprep._exchange import class_at, path_of
+from coprep import _reducing
+from coprep._names import MAINS, class_at, is_found_by_name, path_of
 
 # The header: magic, number of buffers, bytes of the whole, bytes of the pickle. Then come the bytes of each buffer.
 _HEADER = struct.Struct("<4sIQQ")
 _LENGTH = struct.Struct("<Q")
 _MAGIC = b"cpk1"
 _ALIGN = 64
-_MAIN = ("__main__", "__mp_main__")
 
 Reducer = Callable[[Any], Any]
 """Returns how pickle reduces an object, or ``NotImplemented`` to leave it to pickle."""
@@ -152,7 +151,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, FunctionType)):
-            if obj.__module__ in _MAIN:
+            if obj.__module__ in MAINS:
                 raise pickle.PicklingError(f"{obj!r} is defined in the main script")
             return NotImplemented
         return _reduce(obj)
@@ -188,10 +187,12 @@ def _by_value_pickler() -> tuple[Any, Any]:
                 refuse_text_file(obj)
             if type(obj) is CodeType:
                 return _code, (*self.dispatch_table[CodeType](obj), obj.co_filename, _lines_of(obj.co_filename))
-            if isinstance(obj, type) and obj.__module__ not in _MAIN and (path := path_of(obj)) is not None:
+            if isinstance(obj, type) and obj.__module__ not in MAINS and (path := path_of(obj)) is not None:
                 # By value it would become another class than the one that the job's own code names.
                 return class_at, (obj.__module__, path)
             reduced = _reduce_map(obj) if type(obj) is np.memmap else _reduce(obj)
+            if reduced is NotImplemented and isinstance(obj, (type, FunctionType)) and not is_found_by_name(obj):
+                reduced = _reducing.reduce_by_value(obj)
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
     @functools.lru_cache(maxsize=256)
@@ -202,7 +203,7 @@ def _by_value_pickler() -> tuple[Any, Any]:
 
     class ForJobs(ByValue):
         def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, type) and obj.__module__ in _MAIN and "<locals>" not in obj.__qualname__:
+            if isinstance(obj, type) and obj.__module__ in MAINS and "<locals>" not in obj.__qualname__:
                 return _class_of_main, (path_of(obj) or obj.__qualname__, class_by_value(obj))
             return super().reducer_override(obj)
 
@@ -223,7 +224,7 @@ def _class_of_main(qualified_name: str, by_value: bytes) -> Any:
     found: Any = sys.modules.get("__main__")
     for name in qualified_name.split("."):
         found = getattr(found, name, None)
-    return found if isinstance(found, type) and found.__module__ in _MAIN else pickle.loads(by_value)
+    return found if isinstance(found, type) and found.__module__ in MAINS else pickle.loads(by_value)
 
 
 def _lines_of(filename: str) -> list[str] | None:
@@ -240,25 +241,10 @@ def _code(
     return make(*arguments).replace(co_filename=filename)
 
 
-def _new_lock() -> Any:
-    return threading.Lock()
-
-
-def _new_rlock() -> Any:
-    return threading.RLock()
-
-
-LOCKS: dict[type, Callable[[], Any]] = {type(threading.Lock()): _new_lock, type(threading.RLock()): _new_rlock}
-"""Functions that make a new lock, by the type of the lock.
-
-Locks keep threads of one process apart, so another process needs one of its own that nobody holds. (A fork copies a
-lock as it is, held for ever if a thread of the parent held it.)
-"""
-
-
 def _reduce(obj: Any) -> Any:
-    if type(obj) in LOCKS:
-        return LOCKS[type(obj)], ()
+    reduced = _reducing.reduce(obj)
+    if reduced is not NotImplemented:
+        return reduced
     torch: Any = sys.modules.get("torch")
     if torch is not None and type(obj) is getattr(torch, "Tensor", None):
         return _reduce_tensor(obj, torch)

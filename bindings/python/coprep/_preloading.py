@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from coprep._modules import MAINS
+from coprep._names import MAINS
 
 MOST = 500
 """Most objects that are looked at. A loader must be made at once, however large its dataset."""

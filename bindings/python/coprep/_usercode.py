@@ -17,11 +17,12 @@ from coprep._caches import reduce_without_handles
 from coprep._errors import CannotTravel
 from coprep._fingerprint import fingerprint
 from coprep._iterables import Batches
-from coprep._modules import MAINS, Modules
+from coprep._modules import Modules
+from coprep._names import MAINS
 from coprep._packing import Packed, pack, packing_error
 from coprep._preloading import modules_of
+from coprep._program import PROGRAM, Delivery, Program, call_factory
 from coprep._unpicklable import attributes_of, cannot_travel, culprit_of
-from coprep._worker import PROGRAM, Delivery, Program, call_factory
 
 Part = tuple[str, bytes]
 
