@@ -7,7 +7,7 @@ use coprep_client::loader::LoaderOptions;
 use coprep_client::{Error, ErrorKind, Event, Loader, POLL_INTERVAL};
 use coprep_protocol::id_set;
 use coprep_protocol::message::SampleError;
-use coprep_protocol::nap::nap;
+use coprep_protocol::poll_interval::poll_every;
 use coprep_protocol::spec::{Field, NUMBER};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -142,7 +142,7 @@ impl PyLoader {
     fn next(&self, py: Python<'_>) -> PyResult<Option<Vec<PyArray>>> {
         loop {
             match py
-                .detach(|| self.client.next(nap(POLL_INTERVAL)))
+                .detach(|| self.client.next(poll_every(POLL_INTERVAL)))
                 .map_err(raise)?
             {
                 Event::Batch(batch) => {

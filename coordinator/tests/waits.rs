@@ -1,7 +1,7 @@
 //! Every wait is ended by a wake-up: no job is rescued by a thread that merely looks around now and then.
 //!
-//! Each of these tests runs as it is, and once more with naps of an hour (`coprep_protocol::nap`). A lost wake-up then
-//! leaves a job waiting until the runner ends the test.
+//! Each of these tests runs as it is, and once more with poll intervals of an hour
+//! (`coprep_protocol::poll_interval`). A lost wake-up then leaves a job waiting until the runner ends the test.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::process::Command;
@@ -14,8 +14,8 @@ use coprep_client::loader::LoaderOptions;
 use coprep_client::{Batch, Event, Loader, control, no_interrupt, no_notice};
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::message::{CacheForm, CacheRequest, Warm};
-use coprep_protocol::nap;
 use coprep_protocol::paths::CoordinatorPaths;
+use coprep_protocol::poll_interval;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source};
 
 mod common;
@@ -272,14 +272,17 @@ fn a_job_that_holds_every_batch_copies_before_its_ring_is_full() {
 }
 
 #[test]
-fn nothing_waits_for_a_nap() {
-    if std::env::var_os(nap::VARIABLE).is_some() {
+fn nothing_relies_on_polling() {
+    if std::env::var_os(poll_interval::VARIABLE).is_some() {
         return;
     }
     let again = Command::new(std::env::current_exe().unwrap())
-        .env(nap::VARIABLE, "3600")
+        .env(poll_interval::VARIABLE, "3600")
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&again.stdout);
-    assert!(again.status.success(), "with naps of an hour:\n{said}");
+    assert!(
+        again.status.success(),
+        "with poll intervals of an hour:\n{said}"
+    );
 }

@@ -17,6 +17,14 @@ from coprep._options import Cohort, Draws
 
 Ids = npt.NDArray[Any]
 _START_METHODS = ["fork", "spawn", "forkserver"]
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "order": ("deterministic", "relaxed"),
+    "on_error": ("raise", "skip"),
+    "cache": ("auto", "off", "encoded", "decoded", "prepared", None),
+    "cache_policy": ("no-eviction", "lru"),
+    "framework": ("torch", "numpy", None),
+}
+_MOST_RANKS = 4096
 
 
 class Order(NamedTuple):
@@ -274,10 +282,32 @@ def functions(**given: object) -> None:
             raise TypeError(f"{name} must be a function, or another object that can be called, not {value!r}")
 
 
-def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    """Refuses a value that is not among the allowed ones."""
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(map(repr, allowed))}")
+def check_choices(**given: object) -> None:
+    """Refuses values that are not among the allowed ones of their arguments."""
+    for name, value in given.items():
+        if value not in _CHOICES[name]:
+            raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(map(repr, _CHOICES[name]))}")
+
+
+def check_rank(rank: int | None, world_size: int | None) -> None:
+    """Refuses a rank that is not one of ``world_size`` ranks."""
+    if (rank is None) != (world_size is None):
+        raise ValueError("rank and world_size go together: give both or neither")
+    if world_size is not None:
+        integer("world_size", world_size, 1, _MOST_RANKS)
+    if rank is not None:
+        integer("rank", rank, 0, (world_size or _MOST_RANKS) - 1)
+
+
+def reuse(given: int | None, cache: str | None) -> int:
+    """Returns the number of uses of a prepared sample, or 0 if it was not given."""
+    if given is None:
+        return 0
+    if cache not in (None, "prepared"):
+        raise ValueError(
+            f"reuse keeps prepared samples, and cache={cache!r} says something else: leave one of them out"
+        )
+    return integer("reuse", given, 1, 2**31 - 1)
 
 
 def integer(name: str, value: object, least: int, most: int) -> int:

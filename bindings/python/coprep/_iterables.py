@@ -104,7 +104,7 @@ class _WorkerInit:
         self._reader = reader
 
     def __call__(self, number: int) -> None:
-        from coprep._worker import end_with_parent
+        from coprep._processes import end_with_parent
 
         end_with_parent(self._reader)
         if self._worker_init_fn is not None:

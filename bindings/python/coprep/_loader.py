@@ -193,11 +193,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
         name: str | None = None,
         socket: str | os.PathLike[str] | None = None,
     ) -> None:
-        arguments.one_of("order", order, ("deterministic", "relaxed"))
-        arguments.one_of("on_error", on_error, ("raise", "skip"))
-        arguments.one_of("cache", cache, ("auto", "off", "encoded", "decoded", "prepared", None))
-        arguments.one_of("cache_policy", cache_policy, ("no-eviction", "lru"))
-        arguments.one_of("framework", framework, ("torch", "numpy", None))
+        arguments.check_choices(
+            order=order, on_error=on_error, cache=cache, cache_policy=cache_policy, framework=framework
+        )
         arguments.functions(collate_fn=collate_fn, worker_init_fn=worker_init_fn, transform=transform)
         arguments.texts(name=name, group=group, cohort=cohort)
         arguments.optional("socket", socket, (str, bytes, os.PathLike), "a path")
@@ -205,10 +203,6 @@ class DataLoader(TorchInterface, Generic[T_co]):
             num_workers, timeout, prefetch_factor, persistent_workers, multiprocessing_context
         )
         arguments.check_exclusive(batch_size, shuffle, sampler, batch_sampler, drop_last)
-        if reuse is not None and cache not in (None, "prepared"):
-            raise ValueError(
-                f"reuse keeps prepared samples, and cache={cache!r} says something else: leave one of them out"
-            )
         self.dataset = dataset
         size = None if batch_size is None else arguments.integer("batch_size", batch_size, 1, 2**31 - 1)
         self.batch_size = size if batch_sampler is None else None
@@ -246,12 +240,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
                 "a native pipeline makes whole batches: it takes no collate_fn, transform or batch_size=None"
             )
         self._limit = min(float(timeout) or _TIMEOUT, _LONGEST)
-        if (rank is None) != (world_size is None):
-            raise ValueError("rank and world_size go together: give both or neither")
-        if world_size is not None:
-            arguments.integer("world_size", world_size, 1, 4096)
-        if rank is not None:
-            arguments.integer("rank", rank, 0, (world_size or 4096) - 1)
+        arguments.check_rank(rank, world_size)
         self._given_rank = GivenRank(rank, world_size, group)
         shared_order = self._decide_order(shuffle, subset)
         self._options = JobOptions(
@@ -273,7 +262,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             cache=cache,
             cache_bytes=arguments.size("cache_bytes", cache_bytes),
             lru=cache_policy == "lru",
-            reuse=0 if reuse is None else arguments.integer("reuse", reuse, 1, 2**31 - 1),
+            reuse=arguments.reuse(reuse, cache),
         )
         self._apply(shared_order)
         if self._own_order is not None:

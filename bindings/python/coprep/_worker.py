@@ -1,32 +1,19 @@
-"""Processes that run a user's dataset: a fork server, which loads it once, and the workers that it forks.
+"""A process that runs a user's dataset. A fork server (``_fork_server.py``) forks it.
 
-A zygote (``_zygote.py``) forks the fork servers. ``coordinator/protocol/src/code.rs`` describes the messages. A fork
-server runs user code only to load the dataset, so that its workers begin as in a fork of the training script. Only
-workers make samples.
-
-A worker writes a sample straight into its slot of the staging buffers. It ends with its fork server, the fork server
-with its zygote, and the zygote with the coordinator.
+A worker writes a sample straight into its slot of the staging buffers. ``coordinator/protocol/src/code.rs`` describes
+the messages.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
-import gc
-import importlib
 import json
 import mmap
 import os
-import pickle
-import select
-import signal
 import socket
 import struct
 import sys
 import time
-import traceback
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
@@ -36,50 +23,16 @@ import numpy.typing as npt
 from coprep import _exchange
 from coprep._coprep import SampleTask, WorkerLink, keep_freed_memory
 from coprep._iterables import Batches, EpochEnds, Reader
-from coprep._output import tolerate_failures
 from coprep._packing import Packed, pack, unpack
+from coprep._processes import end_with_parent, flush, is_hung_up
+from coprep._program import Program
 from coprep._seeding import INT64, SeedWatch, seed_all, seed_by
 from coprep._structure import Structure
 
-_LENGTH = struct.Struct("<I")
-_PR_SET_PDEATHSIG = 1
 _NO_SEED = 0x2545F4914F6CDD1D
 """Stands for the stream's seed in workers that start before there is a stream. Nobody would choose this number, so that
 a seed that the user's code sets can be distinguished from it.
 """
-
-
-class Program(NamedTuple):
-    """The user's code that workers run. It travels once per stream."""
-
-    dataset: Any
-    """The dataset, or ``module:factory``."""
-    transform: Callable[[Any], Any] | None
-    worker_init_fn: Callable[[int], None] | None
-    whole: bool
-    """Whether samples travel as they are, because the job collates them."""
-    batched: bool
-    """Whether samples become batches. Then ``__getitems__`` is used if the dataset has it, as PyTorch does."""
-
-    def fetch(self) -> Callable[[int], Any]:
-        """Returns the function that makes a sample of the dataset from its id."""
-        at_once = getattr(self.dataset, "__getitems__", None) if self.batched else None
-        return (lambda sample: at_once([sample])[0]) if at_once else self.dataset.__getitem__
-
-
-class Delivery(NamedTuple):
-    """Head of the file that the job sends to the fork server. The program follows at :data:`PROGRAM`."""
-
-    spawn: bool
-    """Whether each worker loads the dataset anew, instead of finding it in memory."""
-    samples: int | None
-    """Number of samples of the dataset, or ``None`` if only the fork server can determine it."""
-    argv: list[str]
-    """The job's ``sys.argv``."""
-
-
-PROGRAM = 1 << 16
-"""Offset of the program in the file that the job sends. All workers use the program's arrays in place."""
 
 
 class Layout(NamedTuple):
@@ -95,384 +48,71 @@ class Layout(NamedTuple):
     memory: mmap.mmap
 
 
-def enter() -> socket.socket:
-    """Makes this process end with its parent. Returns the socket for its orders, which it got as standard input."""
-    tolerate_failures()
-    end_with_parent(os.getppid())
-    # Ctrl-C in the terminal of a coordinator reaches its children too, but the coordinator decides when they end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The coordinator blocks signals that it reads from a descriptor, and its children inherit the mask.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
-    control = socket.socket(fileno=os.dup(0))
-    # User code that reads the standard input must not read the coordinator's messages.
-    with open(os.devnull) as null:
-        os.dup2(null.fileno(), 0)
-    if _is_hung_up(control):
-        # The parent ended before this process was tied to it. The imports, which may take long, would serve nobody.
-        os._exit(0)
-    return control
+class Start(NamedTuple):
+    """A worker as its fork server starts it."""
+
+    load_program: Callable[[], Program]
+    """Returns the user's code, which may be in memory already."""
+    layout: Layout | None
+    """``None`` for a worker that only inspects samples."""
+    socket: socket.socket
+    task_table: int | None
+    """Descriptor of the task table, if the worker gets its tasks there."""
+    scratch: list[int]
+    """Descriptors of the memory files for values of the cache."""
+    number: int
+    workers: int
+    """Number of workers of the stream."""
+    parent: int
+    """Process id of the fork server."""
 
 
-def run_fork_server(control: socket.socket) -> NoReturn:
-    """Runs a fork server until the coordinator hangs up, and ends the process."""
-    status = 0
-    try:
-        _ForkServer(control).run()
-    except ConnectionError:
-        # The coordinator hung up while it was sent something, which is the usual end.
-        pass
-    except BaseException:
-        status = 1
-        traceback.print_exc()
-    end(status)
-
-
-def end(status: int) -> NoReturn:
-    """Ends a fork server or a zygote without taking the interpreter apart.
-
-    Otherwise libraries would report their leaks, which concern nobody (nanobind writes dozens of lines). Functions that
-    user code registered with ``atexit`` are called.
-    """
-    # A function of user code may raise anything, even SystemExit, and the process ends nevertheless.
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
-    _flush()
-    os._exit(status)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-
-
-def load_program(data: memoryview) -> Program:
-    """Unpacks the program. If its dataset is named by a factory, calls the factory."""
-    program: Program = unpack(data)
-    if isinstance(program.dataset, str):
-        program = program._replace(dataset=call_factory(program.dataset))
-    return program
-
-
-def call_factory(name: str) -> Any:
-    """Returns the dataset that ``module:factory`` makes."""
-    module, _, attribute = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in attribute.split("."):
-        found = getattr(found, part)
-    return found()
-
-
-def fork() -> int:
-    """Calls ``os.fork`` without its warning about threads."""
-    # Text that is still buffered would be written twice.
-    _flush()
-    with warnings.catch_warnings():
-        # A user whose code starts threads while it is loaded has to ask for spawn.
-        warnings.simplefilter("ignore")
-        return os.fork()
-
-
-def end_with_parent(parent: int) -> None:
-    """Lets the kernel kill this process when its parent ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # The parent may have ended before the call, and then no signal comes.
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-class _Channel:
-    """Messages over a socket, each with its length before it. Some come with file descriptors."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
-        self.descriptors: list[int] = []
-        self._received = bytearray()
-
-    def send(self, message: bytes, descriptors: tuple[int, ...] = ()) -> None:
-        data = _LENGTH.pack(len(message)) + message
-        if descriptors:
-            sent = socket.send_fds(self.socket, [data], list(descriptors))
-            data = data[sent:]
-        self.socket.sendall(data)
-
-    def has_message(self) -> bool:
-        """Returns whether a message has come whole."""
-        received = self._received
-        return len(received) >= 4 and len(received) >= 4 + int(_LENGTH.unpack_from(received)[0])
-
-    def receive(self) -> bytes | None:
-        """Waits for the next message and returns it, or ``None`` if the other side is gone."""
-        received = self._received
-        while True:
-            if self.has_message():
-                end = 4 + _LENGTH.unpack_from(received)[0]
-                message = bytes(received[4:end])
-                del received[:end]
-                return message
-            data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)
-            self.descriptors += descriptors
-            if not data:
-                return None
-            received += data
-
-
-class Parent:
-    """A process that forks others on request, and reports how they end."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self._channel = _Channel(control)
-        self._children: dict[int, tuple[int, int]] = {}  # number and process id, by descriptor of the process
-
-    def run(self) -> None:
-        """Carries out requests until the other side hangs up. No child is left then, whatever happens."""
-        try:
-            while True:
-                control = self._channel.socket.fileno()
-                ready, _, _ = select.select([control, *self._children], [], [])
-                for process in set(ready) - {control}:
-                    self._reap(process)
-                if control not in ready:
-                    continue
-                while self._handle_message():
-                    # Several messages may come in one read, and the socket is not readable again for the later ones.
-                    if not self._channel.has_message():
-                        break
-                else:
-                    return
-        finally:
-            # All are killed before the first is awaited, so that they end at the same time.
-            for _, pid in self._children.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            for _, pid in self._children.values():
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
-
-    def close(self) -> None:
-        """Closes the parent's descriptors, in a child that was forked from it."""
-        self._channel.socket.close()
-        for other in self._children:
-            os.close(other)
-
-    def _handle_message(self) -> bool:
-        try:
-            message = self._channel.receive()
-        except ConnectionResetError:
-            message = None
-        if message is None:
-            return False
-        request = json.loads(message)
-        what = request.pop("do")
-        try:
-            getattr(self, f"_{what}")(**request)
-        except BrokenPipeError:
-            return False
-        except Exception as error:
-            self._report_failure(what, request.get("worker"), error)
-        return True
-
-    def _report_failure(self, what: str, worker: int | None, error: Exception) -> None:
-        """Reports that a request failed. ``worker`` is the number of the worker that it was about, if any."""
-        raise NotImplementedError
-
-    def _send_event(self, event: str, descriptors: tuple[int, ...] = (), **values: Any) -> None:
-        self._channel.send(json.dumps({"event": event, **values}).encode(), descriptors)
-
-    def _adopt(self, pid: int, number: int) -> None:
-        try:
-            process = os.pidfd_open(pid)
-        except OSError:
-            # Without a descriptor nobody would see the child end.
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-        self._children[process] = (number, pid)
-
-    def _end_child(self, number: int) -> None:
-        for other, pid in self._children.values():
-            if other == number:
-                # The child stays listed until `_reap` reports its end.
-                os.kill(pid, signal.SIGKILL)
-
-    def _reap(self, process: int) -> None:
-        number, pid = self._children.pop(process)
-        os.close(process)
-        _, status = os.waitpid(pid, 0)
-        self._ended(number, status)
-
-    def _ended(self, number: int, status: int) -> None:
-        raise NotImplementedError
-
-
-class _ForkServer(Parent):
-    def __init__(self, control: socket.socket) -> None:
-        super().__init__(control)
-        self._sent = memoryview(b"")
-        self._program: Program | None = None
-        self._layout: Layout | None = None
-
-    def _load(self) -> None:
-        with os.fdopen(self._channel.descriptors.pop(0), "rb") as file:
-            # The mapping is private and writable: user code that writes to its arrays gets its own copy of the page.
-            self._sent = memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
-        delivery = Delivery(*pickle.loads(self._sent))
-        sys.argv[:] = delivery.argv
-        samples = delivery.samples
-        if not delivery.spawn or samples is None:
-            program = load_program(self._sent[PROGRAM:])
-            before = os.listdir("/proc/self/fd")
-            samples = len(program.dataset)
-            if not delivery.spawn:
-                # A file that `__len__` opened would have one position in all workers, which each of them moves.
-                is_clean = sorted(os.listdir("/proc/self/fd")) == sorted(before)
-                self._program = program if is_clean else load_program(self._sent[PROGRAM:])
-        # The collector writes to the objects that it visits, which would copy their pages in every worker. Frozen
-        # objects are not visited.
-        gc.collect()
-        gc.freeze()
-        self._send_event("loaded", samples=samples)
-
-    def _map(self, **layout: Any) -> None:
-        self._unmap()
-        file = self._channel.descriptors.pop(0)
-        # The whole file, since large samples lie behind the buffers.
-        memory = mmap.mmap(file, 0)
-        # Most of the file may have no memory yet. A core dump would read all of it, and so allocate that memory.
-        memory.madvise(mmap.MADV_DONTDUMP)
-        os.close(file)
-        structure = bytes.fromhex(layout.pop("structure"))
-        self._layout = Layout(memory=memory, structure=structure, **layout)
-        self._send_event("mapped")
-
-    def _unmap(self) -> None:
-        if self._layout is not None:
-            self._layout.memory.close()
-            self._layout = None
-
-    def _fork(self, worker: int, id: int, workers: int, scratch: int, task_table: bool) -> None:
-        listed = self._channel.descriptors.pop(0) if task_table else None
-        files = [self._channel.descriptors.pop(0) for _ in range(scratch)]
-        ours, theirs = socket.socketpair()
-        fork_server = os.getpid()
-        pid = fork()
-        if pid == 0:
-            self.close()
-            theirs.close()
-            _run_worker(self, ours, listed, files, id, workers, fork_server)
-        ours.close()
-        for descriptor in files if listed is None else [listed, *files]:
-            os.close(descriptor)
-        self._adopt(pid, worker)
-        self._send_event("forked", (theirs.fileno(),), worker=worker, pid=pid)
-        theirs.close()
-
-    def _kill(self, worker: int) -> None:
-        self._end_child(worker)
-
-    def _report_failure(self, what: str, worker: int | None, error: Exception) -> None:
-        self._send_event("failed", worker=worker, message=_failed(what, error))
-
-    def _ended(self, number: int, status: int) -> None:
-        self._send_event("exited", worker=number, how=_how_it_ended(status))
-
-
-def _how_it_ended(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        name = signal.Signals(number).name if number in signal.valid_signals() else "unknown"
-        hint = " (out of memory?)" if number == signal.SIGKILL else ""
-        return f"was killed by signal {number}, {name}{hint}"
-    return f"exited with status {os.waitstatus_to_exitcode(status)}"
-
-
-def _failed(what: str, error: Exception) -> str:
-    if what != "load":
-        return f"the process that runs the dataset cannot {what}: {_exchange.describe(error)}"
-    remedy = "run with num_workers=0 to see where"
-    if isinstance(error, ModuleNotFoundError):
-        remedy = (
-            f"make the module {error.name!r} importable in a new process that has this job's sys.path "
-            "(install it, or put its folder into PYTHONPATH)"
-        )
-    elif isinstance(error, AttributeError):
-        remedy = "what the dataset is made of must be defined when its module is imported"
-    return f"the dataset cannot be loaded in a worker process: {_exchange.describe(error)}\nRemedy: {remedy}"
-
-
-# --- a worker -------------------------------------------------------------------------------------------------
-
-
-def _run_worker(
-    server: _ForkServer,
-    sock: socket.socket,
-    task_table: int | None,
-    scratch: list[int],
-    number: int,
-    workers: int,
-    parent: int,
-) -> None:
+def run_worker(start: Start) -> NoReturn:
+    """Runs a worker in this process, which has just been forked, and ends the process."""
     status = 1
     try:
-        end_with_parent(parent)
+        end_with_parent(start.parent)
         keep_freed_memory()
-        _Worker(server, sock, task_table, scratch, number, workers).run()
+        _Worker(start).run()
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (BrokenPipeError, ConnectionResetError) as error:
         # If the coordinator has hung up, it needs this worker no more. Else the broken pipe is one of the dataset's.
-        if not _is_hung_up(sock):
-            sys.stderr.write(f"worker {number}: {_exchange.describe(error)}\n")
+        if not is_hung_up(start.socket):
+            sys.stderr.write(f"worker {start.number}: {_exchange.describe(error)}\n")
     except BaseException as error:
-        sys.stderr.write(f"worker {number}: {_exchange.describe(error)}\n")
+        sys.stderr.write(f"worker {start.number}: {_exchange.describe(error)}\n")
     finally:
-        _flush()
+        flush()
         # Not `sys.exit`, which would call the functions that the fork server registered for its own exit.
         os._exit(status & 0xFF)
 
 
-def _is_hung_up(sock: socket.socket) -> bool:
-    watch = select.poll()
-    watch.register(sock, 0)
-    return any(events & (select.POLLHUP | select.POLLERR) for _, events in watch.poll(0))
-
-
 class _Worker:
-    def __init__(
-        self,
-        server: _ForkServer,
-        sock: socket.socket,
-        task_table: int | None,
-        scratch: list[int],
-        number: int,
-        workers: int,
-    ) -> None:
-        program, layout = server._program, server._layout
-        if program is None:
-            program = load_program(server._sent[PROGRAM:])
+    def __init__(self, start: Start) -> None:
+        program, layout = start.load_program(), start.layout
         # The descriptors stay open until the process ends.
-        self._socket = sock
-        self._link = WorkerLink(sock.fileno(), task_table, 0 if layout is None else layout.seed)
+        self._socket = start.socket
+        self._link = WorkerLink(start.socket.fileno(), start.task_table, 0 if layout is None else layout.seed)
         self._program = program
         self._fetch, self._transform = program.fetch(), program.transform
         self._seed = 0 if layout is None else layout.seed
         # The one worker of an iterable dataset iterates it for all jobs.
         self._reader = Reader(program.dataset, self._seed) if isinstance(program.dataset, Batches) else None
-        self._scratch = [_Scratch(descriptor) for descriptor in scratch]
+        self._scratch = [_Scratch(descriptor) for descriptor in start.scratch]
         if layout is not None:
             self._structure: Structure = _exchange.loads(layout.structure)
             self._views = _views(layout, self._structure)
             self._blobs = _blobs(layout, self._structure)
             self._memory = memoryview(layout.memory)
         # Without a layout the worker starts before there is a stream.
-        worker_seed = (_NO_SEED if layout is None else self._seed + number) & INT64
-        _prepare_torch(number, workers, worker_seed, program.dataset)
+        worker_seed = (_NO_SEED if layout is None else self._seed + start.number) & INT64
+        _prepare_torch(start.number, start.workers, worker_seed, program.dataset)
         self._broken: Exception | None = None
         self._lost_seeds: list[str] = []
         if program.worker_init_fn is not None:
-            self._initialise(program.worker_init_fn, number, worker_seed)
+            self._initialise(program.worker_init_fn, start.number, worker_seed)
 
     def _initialise(self, worker_init_fn: Callable[[int], None], number: int, seed: int) -> None:
         # Each worker has a seed of its own, as with PyTorch.

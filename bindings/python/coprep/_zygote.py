@@ -26,7 +26,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from coprep import _exchange
-from coprep._worker import Parent, end, end_with_parent, enter, fork, run_fork_server
+from coprep._fork_server import run_fork_server
+from coprep._processes import Parent, end, end_with_parent, enter, fork
 
 _FORK_SERVER = "fork-server"
 """Argument of a fork server that is started as a new process."""

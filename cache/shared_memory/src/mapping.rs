@@ -78,7 +78,6 @@ pub(crate) fn huge_memory_file(
     ftruncate(&file, end as i64).map_err(|e| os(format!("cannot create memory for {what}"), e))?;
     let mapping = Mapping::writable(what, &file, end)?;
     reserve_part(what, &file, &mapping, 0..bytes)?;
-    mapping.populate_for_writing(0..bytes);
     Ok((file, mapping))
 }
 

@@ -12,7 +12,7 @@
 //! * [`code`]: messages between the coordinator and the processes that run user code.
 //! * [`dataset_path`]: one spelling for each path of a dataset.
 //! * [`paths`]: where the socket lies, and who may own it.
-//! * [`nap`]: bounds of waits that a lost wake-up could prolong.
+//! * [`poll_interval`]: bounds of waits that a lost wake-up could prolong.
 //! * [`polling`]: waits for descriptors that no signal cuts short.
 //! * [`operators`]: rules for the operators of a pipeline.
 //! * [`size`]: sizes in bytes as people write them, in settings and arguments.
@@ -28,11 +28,11 @@ pub mod id_set;
 pub mod item;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod message;
-pub mod nap;
 pub mod operators;
 pub mod order;
 pub mod outgoing;
 pub mod paths;
+pub mod poll_interval;
 pub mod polling;
 pub mod size;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]

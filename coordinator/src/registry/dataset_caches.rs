@@ -15,7 +15,7 @@ use crate::caches::{CacheKey, CacheOptions, CachedPipeline, DatasetCache, Pin, S
 
 /// A cache that a job needs.
 #[derive(Clone)]
-pub(super) struct Wanted {
+pub(super) struct NeededCache {
     pub(super) key: CacheKey,
     pub(super) samples: u32,
     pub(super) dataset_name: String,
@@ -36,7 +36,7 @@ impl Registry {
         pipeline: &Arc<Pipeline>,
         party: &dyn FlightParty,
     ) -> Result<Pin> {
-        let wanted = Wanted {
+        let needed = NeededCache {
             key: CacheKey {
                 content: content(spec, form, dataset),
                 form,
@@ -50,7 +50,7 @@ impl Registry {
             reduces: pipeline.reduces(),
         };
         let (dataset, pipeline) = (dataset.clone(), pipeline.clone());
-        self.find_or_open_cache(wanted, party, move || {
+        self.find_or_open_cache(needed, party, move || {
             SampleBytes::of(&dataset, &pipeline, form)
         })
     }
@@ -58,13 +58,13 @@ impl Registry {
     /// Finds the cache, or opens it. `sizes` may read the headers of samples.
     pub(super) fn find_or_open_cache(
         self: &Arc<Self>,
-        wanted: Wanted,
+        needed: NeededCache,
         party: &dyn FlightParty,
         sizes: impl Fn() -> SampleBytes + Clone + Send + 'static,
     ) -> Result<Pin> {
         loop {
             party.still_waits("its cache is being reserved", Instant::now())?;
-            let waiter = match self.cache_or_flight(&wanted, &sizes) {
+            let waiter = match self.cache_or_flight(&needed, &sizes) {
                 Ok(pin) => return Ok(pin),
                 Err(waiter) => waiter,
             };
@@ -75,28 +75,28 @@ impl Registry {
 
     fn cache_or_flight(
         self: &Arc<Self>,
-        wanted: &Wanted,
+        needed: &NeededCache,
         sizes: &(impl Fn() -> SampleBytes + Clone + Send + 'static),
     ) -> std::result::Result<Pin, Waiter<Arc<DatasetCache>>> {
         let mut open = self.open();
-        if let Some(cache) = open.caches.iter().find(|c| c.key == wanted.key) {
+        if let Some(cache) = open.caches.iter().find(|c| c.key == needed.key) {
             return Ok(Pin::new(cache));
         }
-        if let Some(waiter) = open.opening_caches.join(&wanted.key) {
+        if let Some(waiter) = open.opening_caches.join(&needed.key) {
             return Err(waiter);
         }
-        let step = format!("the cache of {} is being reserved", wanted.dataset_name);
-        let (flight, waiter) = open.opening_caches.begin(wanted.key, step);
+        let step = format!("the cache of {} is being reserved", needed.dataset_name);
+        let (flight, waiter) = open.opening_caches.begin(needed.key, step);
         drop(open);
-        let (wanted, sizes) = (wanted.clone(), sizes.clone());
+        let (needed, sizes) = (needed.clone(), sizes.clone());
         let open_it = move |registry: &Arc<Registry>, _: &Arc<Flight<Arc<DatasetCache>>>| {
-            Ok(Some((registry.open_cache(&wanted, sizes())?, None)))
+            Ok(Some((registry.open_cache(&needed, sizes())?, None)))
         };
         self.fly(flight, open_it, Registry::land_cache);
         Err(waiter)
     }
 
-    fn open_cache(&self, wanted: &Wanted, sizes: SampleBytes) -> Result<Arc<DatasetCache>> {
+    fn open_cache(&self, needed: &NeededCache, sizes: SampleBytes) -> Result<Arc<DatasetCache>> {
         // If the kernel does not tell, only the budget bounds the cache.
         let available = coprep_shared_memory::memory::available().unwrap_or(u64::MAX);
         let capacity = {
@@ -107,21 +107,21 @@ impl Registry {
                 .settings
                 .cache_budget
                 .saturating_sub(open.cache_bytes());
-            let capacity = sizes.capacity(wanted.bytes, budget_left.min(unclaimed));
+            let capacity = sizes.capacity(needed.bytes, budget_left.min(unclaimed));
             // Reserved before the lock is released, so that two caches that open at once do not both count on these
             // bytes.
-            open.reserved.push((wanted.key, capacity));
+            open.reserved.push((needed.key, capacity));
             capacity
         };
         let opening = CacheOptions {
-            key: wanted.key,
-            samples: wanted.samples,
-            dataset_name: &wanted.dataset_name,
-            cached_pipeline: wanted.cached_pipeline.clone(),
+            key: needed.key,
+            samples: needed.samples,
+            dataset_name: &needed.dataset_name,
+            cached_pipeline: needed.cached_pipeline.clone(),
             sizes,
             capacity,
             segment: self.settings.cache_name.as_deref(),
-            reduces: wanted.reduces,
+            reduces: needed.reduces,
         };
         DatasetCache::open(&opening).map(Arc::new)
     }

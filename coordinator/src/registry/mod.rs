@@ -12,11 +12,11 @@ mod dataset_caches;
 mod datasets;
 mod departures;
 mod flights;
-mod guest;
 mod identity;
 mod meeting;
 pub(crate) mod status;
 mod user_code;
+mod waiting_client;
 pub(crate) mod warm;
 mod warmth;
 
@@ -41,11 +41,11 @@ use crate::produce::producer::Producer;
 use crate::produce::threads::ThreadPool;
 use crate::registry::departures::Departures;
 use crate::registry::flights::{Flight, FlightOutcome, FlightParty, Flights, Waiter};
-pub(crate) use crate::registry::guest::Guest;
 pub use crate::registry::identity::describe;
 use crate::registry::identity::{code_key, differs, preparation, source_name};
 use crate::registry::meeting::Meetings;
 use crate::registry::user_code::{UserCodes, ids_only, runs_code};
+pub(crate) use crate::registry::waiting_client::WaitingClient;
 use crate::registry::warmth::names_no_form;
 use crate::stream::{
     Client, Numbers, RankId, Registration, Stream, StreamConfig, StreamKey, cohort_key,
@@ -145,14 +145,14 @@ impl Registry {
         client: &Client,
         dataset: Option<&Arc<OwnedFd>>,
     ) -> Result<Answer> {
-        let (key, guest) = (self.key(request), Guest::new(client));
+        let (key, waiting) = (self.key(request), WaitingClient::new(client));
         // A stream that was found may be closed before the job is in it, so the search goes on until one admits the
         // job.
         loop {
             let (stream, is_expected) = match self.find_or_open(key, request, dataset) {
                 Found::Stream(stream) => (stream, false),
                 Found::WantCode => return Ok(Answer::WantCode),
-                Found::Opening(waiter) => match wait_for(waiter, &guest)? {
+                Found::Opening(waiter) => match wait_for(waiter, &waiting)? {
                     Some(stream) => (stream, true),
                     None => continue,
                 },

@@ -13,7 +13,7 @@ use coprep_shared_memory::staging::StagingPool;
 use roaring::RoaringBitmap;
 
 use super::Registry;
-use super::dataset_caches::Wanted;
+use super::dataset_caches::NeededCache;
 use super::flights::Flight;
 use super::identity::{code_key, zygote_key};
 use crate::Result;
@@ -330,7 +330,7 @@ impl Registry {
             lru: request.cache.lru,
             reuse: request.cache.reuse,
         };
-        let wanted = Wanted {
+        let needed = NeededCache {
             key,
             samples,
             dataset_name: cached.name.into(),
@@ -346,7 +346,7 @@ impl Registry {
         let at_least = request.cache.bytes.filter(|_| shape.is_uneven());
         let sizes =
             move || SampleBytes::by_sample(sample_bytes, samples).at_least(at_least.unwrap_or(0));
-        self.find_or_open_cache(wanted, &**party, sizes).map(Some)
+        self.find_or_open_cache(needed, &**party, sizes).map(Some)
     }
 
     /// Breaks a stream off when its process pool fails. It is opened anew when its jobs come again.

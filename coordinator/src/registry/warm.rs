@@ -19,7 +19,7 @@ use crate::produce::deadline_queue::Deadline;
 use crate::produce::failure::Failure;
 use crate::produce::native::{Fetched, Recipe};
 use crate::produce::threads::{PoolWork, Ready, SourceFile};
-use crate::registry::{Guest, Registry};
+use crate::registry::{Registry, WaitingClient};
 use crate::stream::{Client, Stream};
 use coprep_pipeline::Scratch;
 
@@ -100,7 +100,11 @@ pub(crate) fn warm(
     request: &Warm,
     client: &Client,
 ) -> Result<WarmProgress> {
-    let (recipe, _pin) = registry.recipe(&request.pipeline, &request.cache, &Guest::new(client))?;
+    let (recipe, _pin) = registry.recipe(
+        &request.pipeline,
+        &request.cache,
+        &WaitingClient::new(client),
+    )?;
     let Some(cache) = recipe.cache.clone() else {
         return Err(invalid("nothing to warm: the cache is off")
             .with_remedy("choose the form \"encoded\" or \"decoded\", and serve with --cache"));

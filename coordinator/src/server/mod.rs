@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::frame;
-use coprep_protocol::nap::nap;
 use coprep_protocol::paths::{CoordinatorPaths, open_private};
+use coprep_protocol::poll_interval::poll_every;
 use coprep_shared_memory::lock::lock;
 use fail::fail_point;
 use nix::fcntl::{Flock, FlockArg};
@@ -36,7 +36,7 @@ mod session;
 const MAX_CONNECTIONS: usize = 4096;
 /// Interval at which the pool's balance is checked while a client is connected.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(250);
-/// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`nap`].
+/// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`poll_every`].
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time that sessions get to end when the coordinator stops.
 const GRACE: Duration = Duration::from_secs(5);
@@ -188,7 +188,7 @@ impl Server {
             self.registry.next_maintenance()
         };
         let due = [until_end, until_maintenance].into_iter().flatten();
-        due.fold(nap(POLL_INTERVAL), Duration::min)
+        due.fold(poll_every(POLL_INTERVAL), Duration::min)
     }
 
     /// Waits a bounded time for an event, and handles it.

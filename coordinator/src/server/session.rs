@@ -18,7 +18,7 @@ use crate::connection::peer::{ConnectionEvent, Peer};
 use crate::connection::reply_queue::{ReplyQueue, ReplyWriter};
 use crate::error::{from_lower, invalid, refusal};
 use crate::produce::processes::Zygote;
-use crate::registry::{Answer, Guest, Registry};
+use crate::registry::{Answer, Registry, WaitingClient};
 use crate::registry::{status, warm};
 use crate::server::Shutdown;
 use crate::stream::{Client, EpochOrder, RankId, Stream};
@@ -317,8 +317,8 @@ impl Session<'_> {
         } else {
             vec![Pipeline::compile(&spec.ops).map_err(from_lower)?.output()]
         };
-        let guest = Guest::new(&self.client);
-        let dataset = self.registry.dataset(&spec.source, &guest)?;
+        let waiting = WaitingClient::new(&self.client);
+        let dataset = self.registry.dataset(&spec.source, &waiting)?;
         Ok(Reply::Described {
             samples: dataset.len(),
             classes: dataset.classes().to_vec(),

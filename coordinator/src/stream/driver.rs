@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use coprep_protocol::nap::nap;
+use coprep_protocol::poll_interval::poll_every;
 use fail::fail_point;
 
 use crate::Result;
@@ -13,7 +13,7 @@ use crate::error::os;
 use crate::produce::processes::Trouble;
 use crate::stream::Stream;
 
-/// Interval at which the driver checks for work even if nobody rings. Nothing depends on it: see [`nap`].
+/// Interval at which the driver checks for work even if nobody rings. Nothing depends on it: see [`poll_every`].
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Pause of a driver that has panicked, because it may panic again at once.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -40,7 +40,7 @@ impl Stream {
             self.break_off(&Trouble::Defect("a worker panicked over and over"));
         }
         let next_check = self.pump_until_quiet();
-        let longest = nap(POLL_INTERVAL);
+        let longest = poll_every(POLL_INTERVAL);
         let rest = next_check.map_or(longest, |at| at.saturating_duration_since(Instant::now()));
         self.doorbell.wait(rest.min(longest));
         self.engine().disarm();

@@ -1,9 +1,9 @@
 """Tests that an event wakes each waiting thread, so that jobs run through without periodic polling.
 
-The listed tests of other files run once more with polling intervals of an hour (``coordinator/protocol/src/nap.rs``
-calls them naps). A thread that relies on a nap hangs, and the time limit ends the run. The limit uses a thread, since a
-job that hangs in native code hears no signal. Events that are noticed by polling the socket are left out: Ctrl-C, and
-the death of the coordinator.
+The listed tests of other files run once more with poll intervals of an hour
+(``coordinator/protocol/src/poll_interval.rs``). A thread that relies on polling hangs, and the time limit ends the run.
+The limit uses a thread, since a job that hangs in native code hears no signal. Events that are noticed by polling the
+socket are left out: Ctrl-C, and the death of the coordinator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-NAP = "COPREP_TEST_NAP"
+POLL_INTERVAL = "COPREP_TEST_POLL_INTERVAL"
 
 SELECTION = [
     "sharing/test_sharing.py::test_jobs_may_come_and_go_at_any_time",
@@ -35,20 +35,20 @@ SELECTION = [
 
 
 def is_release() -> bool:
-    """Returns whether this is a release build, which does not know the variable and cannot lengthen naps."""
+    """Returns whether this is a release build, which does not know the variable and cannot lengthen intervals."""
     command = shutil.which("coprep")
     assert command is not None
-    return NAP.encode() not in Path(command).read_bytes()
+    return POLL_INTERVAL.encode() not in Path(command).read_bytes()
 
 
-@pytest.mark.skipif(NAP in os.environ, reason="naps are long already")
-def test_nothing_waits_for_a_nap() -> None:
+@pytest.mark.skipif(POLL_INTERVAL in os.environ, reason="the intervals are long already")
+def test_nothing_relies_on_polling() -> None:
     if is_release():
-        pytest.skip("a release build: its naps cannot be lengthened")
+        pytest.skip("a release build: its poll intervals cannot be lengthened")
     tests = [str(Path(__file__).parents[1] / test) for test in SELECTION]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--timeout=90", "--timeout-method=thread", *tests],
-        env={**os.environ, NAP: "3600"},
+        env={**os.environ, POLL_INTERVAL: "3600"},
         # Less than the 180 s that the runner allows a test, so that this test reports the hang itself.
         timeout=170,
         capture_output=True,

@@ -7,8 +7,8 @@ use coprep_client::loader::LoaderOptions;
 use coprep_client::{Event, InterruptCheck, Loader};
 use coprep_protocol::id_set;
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest};
-use coprep_protocol::nap::nap;
 use coprep_protocol::paths::CoordinatorPaths;
+use coprep_protocol::poll_interval::poll_every;
 use coprep_protocol::spec::PipelineSpec;
 use roaring::RoaringBitmap;
 
@@ -64,7 +64,7 @@ impl MeasuredJob {
     pub fn epoch(&self, mut each: impl FnMut(u64) -> Result<()>) -> Result<()> {
         self.loader.start_epoch()?;
         loop {
-            match self.loader.next(nap(coprep_client::POLL_INTERVAL))? {
+            match self.loader.next(poll_every(coprep_client::POLL_INTERVAL))? {
                 Event::Batch(batch) => each(u64::from(batch.samples()))?,
                 Event::EndOfEpoch => return Ok(()),
                 Event::NotYet | Event::Skipped(_) => each(0)?,

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 use coprep_protocol::id_set;
 use coprep_protocol::message::{Attach, Attached, Departure, ResumePoint, SampleError};
-use coprep_protocol::nap::nap;
 use coprep_protocol::paths::CoordinatorPaths;
+use coprep_protocol::poll_interval::poll_every;
 use coprep_shared_memory::handover::{Item, ItemKind};
 use coprep_shared_memory::lock::lock;
 use roaring::RoaringBitmap;
@@ -468,7 +468,7 @@ impl Loader {
         // The slice bounds the time until the next interrupt check and the next check of the coordinator. An item wakes
         // this thread by itself.
         let left = end.saturating_duration_since(began).min(timeout);
-        link.wait(left.min(nap(POLL_INTERVAL)));
+        link.wait(left.min(poll_every(POLL_INTERVAL)));
         self.count_wait(inner, began);
         Ok(None)
     }

@@ -282,7 +282,10 @@ impl StagingPool {
     /// # Errors
     /// If memory is short. The error states the bytes wanted, the bytes available and a remedy.
     pub fn create(layout: Layout) -> Result<Self> {
-        Self::create_with(layout, |_| Ok(()))
+        let pool = Self::create_with(layout, |_| Ok(()))?;
+        // Only here, because a pool that other processes write is hardly touched through this mapping.
+        (pool.area.mapping).populate_for_writing(0..pool.layout().total_bytes());
+        Ok(pool)
     }
 
     /// Creates a pool that other processes write too. `share` passes the descriptor to them, and returns when they have

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use coprep_protocol::code::{self, Channel, ForkServerEvent, ForkServerRequest};
 use coprep_protocol::message::UserCode;
-use coprep_protocol::nap::nap;
+use coprep_protocol::poll_interval::poll_every;
 use coprep_shared_memory::lock::{lock, unpoisoned};
 use coprep_shared_memory::staging::Layout;
 use fail::fail_point;
@@ -28,7 +28,7 @@ const LOADING: Duration = Duration::from_secs(600);
 const NOW_AND_THEN: Duration = Duration::from_millis(500);
 /// Longest time for any request but the one to load a dataset.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`nap`].
+/// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`poll_every`].
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A running fork server.
@@ -380,7 +380,7 @@ impl ForkServer {
     /// Reads messages until the fork server has ended. Returns `Some` with a reason if it must be ended.
     fn hear(&self, mut channel: Channel) -> Option<String> {
         loop {
-            match channel.receive(nap(POLL_INTERVAL)) {
+            match channel.receive(poll_every(POLL_INTERVAL)) {
                 Ok(Some(message)) => {
                     fail_point!("fork-server-listener");
                     if let Err(why) = self.heard(&message, &mut channel) {

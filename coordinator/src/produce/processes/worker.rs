@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use coprep_protocol::code::{
     self, CHUNKS, Channel, ChunkRequest, ENTRIES, MOST, SampleRequest, WorkerReport,
 };
-use coprep_protocol::nap::nap;
+use coprep_protocol::poll_interval::poll_every;
 use coprep_shared_memory::task_table::{TaskHandle, TaskTable};
 use fail::fail_point;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -55,7 +55,7 @@ const UNKNOWN: f32 = 4.0;
 const TO_BE_KEPT: Duration = Duration::from_millis(2);
 /// Time without a message after which the thread checks whether a sample takes longer than expected.
 const SLOW_CHECK_INTERVAL: Duration = Duration::from_millis(18);
-/// Longest sleep of a thread when nothing wakes it. Nothing depends on it: see [`nap`].
+/// Longest sleep of a thread when nothing wakes it. Nothing depends on it: see [`poll_every`].
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// First and longest pause before a worker that ended is replaced.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
@@ -232,7 +232,7 @@ impl Worker {
         let wait = if given > 1 {
             SLOW_CHECK_INTERVAL
         } else {
-            nap(POLL_INTERVAL)
+            poll_every(POLL_INTERVAL)
         };
         match process.channel.receive(wait.min(time_left)) {
             Ok(Some(message)) => {
@@ -267,7 +267,7 @@ impl Worker {
     /// Takes the next samples to make. Waits for the first if no chunk is under way.
     fn take(&mut self) -> Vec<PoolTask> {
         let wait = if self.chunks.is_empty() {
-            nap(POLL_INTERVAL)
+            poll_every(POLL_INTERVAL)
         } else {
             Duration::ZERO
         };

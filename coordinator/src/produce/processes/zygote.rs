@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use coprep_protocol::code::{Channel, ZygoteEvent, ZygoteRequest};
 use coprep_protocol::message::UserCode;
-use coprep_protocol::nap::nap;
+use coprep_protocol::poll_interval::poll_every;
 use coprep_shared_memory::lock::{lock, unpoisoned};
 use fail::fail_point;
 
@@ -35,7 +35,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Time that a zygote gets to report the end of a fork server that was killed: it may be importing.
 const LONGEST_IMPORT: Duration = Duration::from_secs(600);
 const NOW_AND_THEN: Duration = Duration::from_millis(500);
-/// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`nap`].
+/// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`poll_every`].
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A running zygote. It ends when this is dropped.
@@ -248,7 +248,7 @@ impl ZygoteShared {
     /// Reads messages until the zygote has ended. Returns `Some` with a reason if it must be ended.
     fn hear(&self, mut channel: Channel) -> Option<String> {
         loop {
-            match channel.receive(nap(POLL_INTERVAL)) {
+            match channel.receive(poll_every(POLL_INTERVAL)) {
                 Ok(Some(message)) => {
                     fail_point!("zygote-listener");
                     match serde_json::from_slice(&message) {

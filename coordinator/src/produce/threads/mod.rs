@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use coprep_costs::Balance;
 use coprep_protocol::message::PoolStatus;
-use coprep_protocol::nap::nap;
+use coprep_protocol::poll_interval::poll_every;
 use coprep_shared_memory::lock::{lock, unpoisoned};
 use fail::fail_point;
 
@@ -117,7 +117,7 @@ const OFTEN: f64 = 0.5;
 const SELDOM: f64 = 2.0;
 /// Number of fetched samples from which an interval is representative.
 const ENOUGH: u64 = 32;
-/// Longest sleep of a worker when nothing wakes it. Nothing depends on it: see [`nap`].
+/// Longest sleep of a worker when nothing wakes it. Nothing depends on it: see [`poll_every`].
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 impl ThreadPool {
@@ -324,7 +324,7 @@ impl SharedPool {
             state.idle += 1;
             let waited = self
                 .more
-                .wait_timeout_while(state, nap(POLL_INTERVAL), |state| {
+                .wait_timeout_while(state, poll_every(POLL_INTERVAL), |state| {
                     !state.stop && !state.stages.has_step()
                 });
             (state, _) = unpoisoned(waited);

@@ -68,7 +68,7 @@ impl Leaver {
 const MOST_TOKENS: usize = 64;
 
 /// The tokens that tell a job from others of its group, and the ranks that have left it.
-pub(in crate::stream) struct Roll {
+pub(in crate::stream) struct Membership {
     /// The token that the job's ranks are told.
     pub(in crate::stream) token: u128,
     /// Tokens that the job's ranks held when they came from earlier streams.
@@ -78,10 +78,10 @@ pub(in crate::stream) struct Roll {
     left: BTreeMap<u32, Departure>,
 }
 
-impl Roll {
-    /// Creates the roll of a job whose first rank presents `tokens`.
+impl Membership {
+    /// Creates the membership of a job whose first rank presents `tokens`.
     pub(in crate::stream) fn new(tokens: &[u128]) -> Self {
-        Roll {
+        Membership {
             token: tokens.first().copied().unwrap_or_else(new_token),
             before: tokens.to_vec(),
             told: Vec::new(),
@@ -129,7 +129,7 @@ fn remember(tokens: &mut Vec<u128>, token: u128) {
 impl AttachedJob {
     /// Returns `true` if the job cannot begin without this rank, which is not attached.
     pub(in crate::stream) fn awaits(&self, rank: usize) -> bool {
-        self.ranks[rank].is_none() && !self.roll.has_left(rank)
+        self.ranks[rank].is_none() && !self.membership.has_left(rank)
     }
 
     pub(in crate::stream) fn awaits_any(&self) -> bool {
@@ -143,10 +143,10 @@ impl AttachedJob {
     pub(in crate::stream) fn can_be_joined(&self, request: &Attach, departed: &[Leaver]) -> bool {
         let rank = request.rank as usize;
         let is_here = |leaver: &Leaver| self.ranks[leaver.departure.rank as usize].is_some();
-        let is_new = || self.roll.before.is_empty() && !departed.iter().any(is_here);
+        let is_new = || self.membership.before.is_empty() && !departed.iter().any(is_here);
         let fits = || {
             let tokens = &request.tokens;
-            tokens.is_empty() || self.roll.is_of_any(tokens) || is_new()
+            tokens.is_empty() || self.membership.is_of_any(tokens) || is_new()
         };
         self.awaits(rank) && fits()
     }
@@ -155,10 +155,12 @@ impl AttachedJob {
     fn depart(&mut self, leaver: &Leaver) -> bool {
         let Leaver { departure, resume } = leaver;
         let rank = departure.rank as usize;
-        if rank >= self.ranks.len() || self.roll.has_left(rank) {
+        if rank >= self.ranks.len() || self.membership.has_left(rank) {
             return false;
         }
-        self.roll.left.insert(departure.rank, departure.clone());
+        self.membership
+            .left
+            .insert(departure.rank, departure.clone());
         // A rank that is attached has presented its position when it attached.
         if let (Some(forming), None) = (&mut self.forming, &self.ranks[rank]) {
             merge_resume(forming, resume);
@@ -176,7 +178,9 @@ impl AttachedJob {
 
 impl Engine {
     pub(in crate::stream) fn token(&self, rank_id: RankId) -> u128 {
-        self.jobs.get(&rank_id.job).map_or(0, |job| job.roll.token)
+        self.jobs
+            .get(&rank_id.job)
+            .map_or(0, |job| job.membership.token)
     }
 
     /// Checks the departures from the job of a rank that attaches: the ones that it presents, and the `known` ones.
@@ -225,7 +229,7 @@ impl Engine {
         }
         let is_new = |d: &&Departure| presented.iter().all(|known| known.rank != d.rank);
         if let Some(consumer) = &job.ranks[rank_id.rank as usize] {
-            for departure in job.roll.left.values().filter(is_new) {
+            for departure in job.membership.left.values().filter(is_new) {
                 consumer
                     .reply_queue
                     .queue_reply(&Reply::Departed(departure.clone()));
@@ -240,7 +244,7 @@ impl Engine {
     /// When the departure is inconsistent.
     pub(crate) fn depart(&mut self, departure: &Departure) -> Result<Vec<Arc<ReplyQueue>>> {
         let jobs = self.jobs.iter();
-        let its_own = jobs.filter(|(_, job)| job.roll.has_lost(departure.token));
+        let its_own = jobs.filter(|(_, job)| job.membership.has_lost(departure.token));
         let ids: Vec<u64> = its_own.map(|(&id, _)| id).collect();
         let mut told = Vec::new();
         for id in ids {
@@ -277,7 +281,7 @@ impl Engine {
             return;
         };
         let has_others = job.reply_queues_but(rank_id.rank).next().is_some();
-        let has_left = job.roll.has_left(rank_id.rank as usize);
+        let has_left = job.membership.has_left(rank_id.rank as usize);
         // A forming job waits for the rank as it waited before.
         if !has_others || has_left || job.forming.is_some() || job.is_over {
             return;

@@ -31,7 +31,7 @@ impl RankResume {
 }
 
 /// The distances between the ranks of a job in an epoch that they resume.
-pub(in crate::stream) struct Levels {
+pub(in crate::stream) struct RankDistances {
     /// Number of batches that the foremost rank was given.
     pub(in crate::stream) most: u64,
     /// By rank: the number of batches that it must be given first.
@@ -54,7 +54,7 @@ impl AttachedJob {
     ///
     /// # Errors
     /// When some ranks are too far behind.
-    pub(in crate::stream) fn levels(&self, epoch: u64) -> Result<Levels> {
+    pub(in crate::stream) fn rank_distances(&self, epoch: u64) -> Result<RankDistances> {
         // A rank that resumes another epoch was given nothing of this one.
         let of_epoch = |r: &RankResume| Some(*r).filter(|r| r.epoch == epoch);
         let resumes = || self.resumes.iter().map(of_epoch);
@@ -63,7 +63,7 @@ impl AttachedJob {
         let (mut behind, mut forfeited) = (Vec::new(), 0);
         for (rank, n) in (0..).zip(given()) {
             let missed = most - n;
-            if self.roll.has_left(rank) {
+            if self.membership.has_left(rank) {
                 forfeited = u64::saturating_add(forfeited, missed);
                 behind.push(0);
             } else {
@@ -76,7 +76,7 @@ impl AttachedJob {
             ))
             .with_remedy("load states that were taken at the same step"));
         }
-        Ok(Levels {
+        Ok(RankDistances {
             most,
             behind,
             forfeited: forfeited.saturating_mul(u64::from(self.batch_size)),

@@ -29,8 +29,8 @@ use crate::error::{from_lower, invalid};
 use crate::observe::stalls::StallClock;
 use crate::stream::batch::PendingBatch;
 use crate::stream::consumer::{Consumer, ConsumerProgress, Pending};
-use crate::stream::engine::departed::{Leaver, Roll};
-use crate::stream::engine::forming::{Levels, RankResume, merge_resume};
+use crate::stream::engine::departed::{Leaver, Membership};
+use crate::stream::engine::forming::{RankDistances, RankResume, merge_resume};
 use crate::stream::engine::orders::CohortOrders;
 use crate::stream::engine::requests::{agree, job_spec};
 use crate::stream::engine::skipping::Failures;
@@ -90,7 +90,7 @@ pub(crate) struct AttachedJob {
     pub(crate) forming: Option<JobSpec>,
     /// By rank: the point from which it resumes.
     pub(super) resumes: Vec<RankResume>,
-    pub(super) roll: Roll,
+    pub(super) membership: Membership,
     /// `true` if its ranks were sent away to meet again in another job. It is given nothing more.
     pub(super) is_over: bool,
     /// See [`Attach::has_begun`].
@@ -158,7 +158,7 @@ impl Engine {
             return Err(invalid("the job has just left"));
         };
         let rank = request.rank as usize;
-        job.roll.note(request);
+        job.membership.note(request);
         job.has_begun |= request.has_begun;
         // `check` and `forming_job` have made sure that the job has this rank.
         job.ranks[rank] = Some(consumer);
@@ -203,7 +203,7 @@ impl Engine {
                 && job.can_be_joined(request, departed)
         };
         let fitting = || self.jobs.iter().filter(|(_, job)| fits(job));
-        let is_its_own = |job: &AttachedJob| job.roll.is_of_any(&request.tokens);
+        let is_its_own = |job: &AttachedJob| job.membership.is_of_any(&request.tokens);
         let own = fitting().find(|(_, job)| is_its_own(job));
         own.or_else(|| fitting().next()).map(|(&id, _)| id)
     }
@@ -244,7 +244,7 @@ impl Engine {
             ranks: (0..request.world_size).map(|_| None).collect(),
             forming: Some(spec),
             resumes: vec![RankResume::default(); request.world_size as usize],
-            roll: Roll::new(&request.tokens),
+            membership: Membership::new(&request.tokens),
             is_over: false,
             has_begun: false,
             knows_order_of: request.knows_order_of,
@@ -290,12 +290,12 @@ impl Engine {
             resume.bad.clear();
         }
         let epoch = spec.resume.as_ref().map_or(0, |r| r.epoch);
-        let Levels {
+        let RankDistances {
             most,
             behind,
             forfeited,
             others_are_done,
-        } = job.levels(epoch)?;
+        } = job.rank_distances(epoch)?;
         job.level = (epoch, most);
         let behind = Behind {
             batches: &behind,

@@ -53,7 +53,7 @@ impl Worker {
     /// may an iterable dataset be iterated twice at the same time: its stream has one worker, whose next process is
     /// started after this. PyTorch's workers of the former process are gone as well. They hold its socket too, so the
     /// socket is not lost before they have ended. If the process is killed here, the kernel sends them SIGKILL
-    /// (`end_with_parent` in `_worker.py`) before it reports that their parent has ended.
+    /// (`end_with_parent` in `_processes.py`) before it reports that their parent has ended.
     pub(super) fn reap(&mut self, number: u32, pid: u32, why: &str) -> Option<String> {
         self.wait_for_end(number, pid, why).unwrap_or_else(|why| {
             self.end_pool(why);

@@ -20,22 +20,22 @@ const LOG_AFTER: Duration = Duration::from_secs(10);
 const REMEDY: &str = "nothing is wrong if it is large or its storage slow; what it prints is in the coordinator's log";
 
 /// A client that waits; see the module.
-pub(crate) struct Guest<'a> {
+pub(crate) struct WaitingClient<'a> {
     client: &'a Client,
     came: Instant,
-    told: RefCell<GuestState>,
+    told: RefCell<ToldState>,
 }
 
 #[derive(Default)]
-struct GuestState {
+struct ToldState {
     /// The step that the client was told last.
     step: String,
     is_logged: bool,
 }
 
-impl<'a> Guest<'a> {
+impl<'a> WaitingClient<'a> {
     pub(crate) fn new(client: &'a Client) -> Self {
-        Guest {
+        WaitingClient {
             client,
             came: Instant::now(),
             told: RefCell::default(),
@@ -63,7 +63,7 @@ impl<'a> Guest<'a> {
     }
 }
 
-impl FlightParty for Guest<'_> {
+impl FlightParty for WaitingClient<'_> {
     fn still_waits(&self, step: &str, began: Instant) -> Result<()> {
         if self.client.is_gone() {
             return Err(invalid("the client left while it waited"));
@@ -111,17 +111,17 @@ mod tests {
     fn who_waits_is_told_once_what_for() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let client = client(&ours);
-        let mut guest = Guest::new(&client);
-        guest
+        let mut waiting = WaitingClient::new(&client);
+        waiting
             .still_waits(STEP, ago(Duration::from_secs(7)))
             .unwrap();
-        guest.came = ago(TELL_AFTER);
+        waiting.came = ago(TELL_AFTER);
         for _ in 0..3 {
-            guest
+            waiting
                 .still_waits(STEP, ago(Duration::from_secs(7)))
                 .unwrap();
         }
-        guest.still_waits("more", Instant::now()).unwrap();
+        waiting.still_waits("more", Instant::now()).unwrap();
         let told = || match frame::receive::<Reply>(&theirs).unwrap().0 {
             Reply::Awaited(Some(awaited)) => (awaited.what, awaited.for_ms / 1000),
             other => panic!("{other:?}"),
@@ -134,15 +134,15 @@ mod tests {
     fn a_wait_is_bounded_and_its_error_names_the_folder() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let client = client(&ours);
-        let mut guest = Guest::new(&client);
-        guest.came = ago(LIMIT);
-        let late = guest.still_waits(STEP, ago(LIMIT)).unwrap_err();
+        let mut waiting = WaitingClient::new(&client);
+        waiting.came = ago(LIMIT);
+        let late = waiting.still_waits(STEP, ago(LIMIT)).unwrap_err();
         let refusal = crate::error::refusal(&late);
         assert_eq!(refusal.kind, RefusalKind::Late);
         assert!(refusal.message.contains(STEP), "{}", refusal.message);
         drop(theirs);
         assert!(
-            Guest::new(&client)
+            WaitingClient::new(&client)
                 .still_waits(STEP, Instant::now())
                 .is_err()
         );
