@@ -9,6 +9,9 @@ and its working directory. Batches are recorded and compared. With `--times` the
 Passes in the order of the dataset must be equal bit for bit. Passes in random order must have the same number of
 batches, of the same sizes, and the same labels; the programs' data has a different label for each sample. Where
 `drop_last` leaves some out at random, no label may come twice. Files are compared too if `--equal NAME` names them.
+
+With `--import-coprep` the program imports coprep itself, as the scripts in docs/examples do. It then runs as it is, and
+in its run with PyTorch `coprep.DataLoader` is PyTorch's loader.
 """
 
 from __future__ import annotations
@@ -33,6 +36,26 @@ from tests.benchmarks.loaders.machine import cpu_seconds, trees
 
 HERE = Path(__file__).parent
 LOOK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program, and what is done with its runs."""
+
+    words: Sequence[str]
+    """The words of its command."""
+    imports_coprep: bool
+    """Whether it imports coprep's loader itself."""
+    record: bool
+    """Whether its batches are recorded."""
+    files: Sequence[str]
+    """Files that it writes, which must be the same in all runs."""
+
+    def command(self, loader: str, out: Path) -> list[str]:
+        """Returns the words of the command for one of the program's runs."""
+        runner = ["-m", "coprep", "run"] if loader == "coprep" and not self.imports_coprep else []
+        given = (word.replace("{out}", str(out)) for word in self.words)
+        return [part for word in given for part in ([sys.executable, *runner] if word == "python" else [word])]
 
 
 @dataclass(frozen=True)
@@ -83,13 +106,6 @@ class Watch(threading.Thread):
                 self.cpu[pid] = max(cpu_seconds(pid), self.cpu.get(pid, 0.0))
 
 
-def command(words: Sequence[str], loader: str, out: Path) -> list[str]:
-    """Returns the words of a program's command for one of its runs."""
-    python = [sys.executable, "-m", "coprep", "run"] if loader == "coprep" else [sys.executable]
-    given = (word.replace("{out}", str(out)) for word in words)
-    return [part for word in given for part in (python if word == "python" else [word])]
-
-
 @contextlib.contextmanager
 def coordinator(folder: Path) -> Iterator[tuple[dict[str, str], Watch]]:
     """Yields the environment of a coordinator that the first job starts, and ends that coordinator."""
@@ -105,15 +121,17 @@ def coordinator(folder: Path) -> Iterator[tuple[dict[str, str], Watch]]:
             coprep.stop(socket)
 
 
-def run(words: Sequence[str], loader: str, copies: int, folder: Path, record: bool) -> Run:
+def run(program: Program, loader: str, copies: int, folder: Path) -> Run:
     """Runs copies of a program at once, to their ends."""
     outs = [folder / f"copy-{number}" for number in range(copies)]
     for out in outs:
         out.mkdir(parents=True)
     with coordinator(folder) as (place, watch):
         env = {**os.environ, **place, "OMP_NUM_THREADS": "1", "PROGRAMS_LOADER": loader}
+        if program.imports_coprep:
+            env["PROGRAMS_IMPORT_COPREP"] = "1"
         began = time.monotonic()
-        processes = [start(command(words, loader, out), out, env, record) for out in outs]
+        processes = [start(program.command(loader, out), out, env, program.record) for out in outs]
         ends = [os.wait4(process.pid, 0) for process in processes]
         seconds = time.monotonic() - began
     used = sum(usage.ru_utime + usage.ru_stime for _, _, usage in ends) + sum(watch.cpu.values())
@@ -144,35 +162,37 @@ def differences(expected: Path, given: Path, files: Sequence[str]) -> list[str]:
     if {rank: len(some) for rank, some in theirs.items()} != {rank: len(some) for rank, some in ours.items()}:
         return [f"passes: {describe(theirs)} with PyTorch, {describe(ours)} here"]
     found = []
-    for rank in theirs:
-        for number, (their, our) in enumerate(zip(theirs[rank], ours[rank], strict=True)):
-            found += [f"{rank} pass {number}: {what}" for what in pass_differences(their, our)]
+    by_number = (zip(*some.values(), strict=True) for some in (theirs, ours))
+    for number, (their, our) in enumerate(zip(*by_number, strict=True)):
+        found += [f"pass {number}: {what}" for what in pass_differences(their, our)]
     for name in files:
         if (expected / name).read_bytes() != (given / name).read_bytes():
             found.append(f"file {name}")
     return found
 
 
-def pass_differences(their: Mapping[str, Any], our: Mapping[str, Any]) -> list[str]:
-    """Returns the differences between two passes that are not allowed."""
+def pass_differences(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the differences between two passes, each given by rank, that are not allowed."""
     found = []
-    if their["sizes"] != our["sizes"]:
-        found.append(f"batches: {Counter(their['sizes'])} with PyTorch, {Counter(our['sizes'])} here")
+    for their, our in zip(theirs, ours, strict=True):
+        if their["sizes"] != our["sizes"]:
+            found.append(f"batches: {Counter(their['sizes'])} with PyTorch, {Counter(our['sizes'])} here")
+        if their["order"] == "fixed" and their["digests"] != our["digests"]:
+            found.append("contents or order of a pass in fixed order")
     # If the pass is not shared, PyTorch's own loader gave it in random order, and coprep had no part in it.
-    if our["shared"] and labels(their) != labels(our):
+    if all(our["shared"] for our in ours) and labels(theirs) != labels(ours):
         found.append("labels")
-    if their["order"] == "fixed" and their["digests"] != our["digests"]:
-        found.append("contents or order of a pass in fixed order")
     return found
 
 
-def labels(one: Mapping[str, Any]) -> list[int] | Counter[str]:
-    """Returns the value that two random passes share: the count of each label, or only the counts if some are left
-    out.
+def labels(ranks: Sequence[Mapping[str, Any]]) -> list[int] | Counter[str]:
+    """Returns the value that two random passes share: the count of each label over all ranks, or only the counts if
+    some are left out.
     """
-    counts = Counter(map(str, one["ids"]))
+    ids = [label for one in ranks for label in one["ids"]]
+    counts = Counter(map(str, ids))
     # The choice of samples that `drop_last` leaves out is random too.
-    return counts if len(one["ids"]) == one["samples"] else sorted(counts.values())
+    return counts if len(ids) == ranks[0]["samples"] else sorted(counts.values())
 
 
 def describe(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -192,25 +212,25 @@ def shared_samples(folder: Path) -> int:
     return sum(len(one["ids"]) for some in passes(folder).values() for one in some if one["shared"])
 
 
-def report(words: Sequence[str], folder: Path, record: bool, files: Sequence[str]) -> bool:
+def report(program: Program, folder: Path) -> bool:
     """Runs a program in all ways and prints the results.
 
     Returns:
         Whether every run ended well, with results equal to PyTorch's.
     """
     ways = (("torch", 1), ("coprep", 1), ("coprep", 2))
-    runs = [run(words, loader, copies, folder / f"{loader}-{copies}", record) for loader, copies in ways]
+    runs = [run(program, loader, copies, folder / f"{loader}-{copies}") for loader, copies in ways]
     equal = True
     for (loader, copies), one in zip(ways, runs, strict=True):
         # The coordinator also counts samples as delivered while they wait in a loader's queue. So the samples that
         # programs received are counted apart.
         taken = sum(shared_samples(out) for out in one.folders)
-        prepared = f", prepared {one.total('prepared')}" + f", taken {taken}" * record if one.totals else ""
+        prepared = f", prepared {one.total('prepared')}" + f", taken {taken}" * program.record if one.totals else ""
         times = f"{one.seconds:.1f} s, {one.cpu_seconds:.1f} s of CPU"
         print(f"{loader} x{copies}: {times}, exit {list(one.exit_codes)}{prepared}", flush=True)
-        for out in one.folders if record else ():
+        for out in one.folders if program.record else ():
             print(f"  {describe(passes(out))}")
-            for difference in differences(runs[0].folders[0], out, files):
+            for difference in differences(runs[0].folders[0], out, program.files):
                 print(f"  differs: {difference}")
                 equal = False
     return equal and not any(any(one.exit_codes) for one in runs)
@@ -221,10 +241,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for what the runs write, made anew")
     parser.add_argument("--times", action="store_true", help="run without recording, for times")
     parser.add_argument("--equal", action="append", default=[], help="a file of {out} that must be PyTorch's")
+    parser.add_argument("--import-coprep", action="store_true", help="the program imports coprep's loader itself")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")
     args = parser.parse_args()
     words = args.words[1:] if args.words[:1] == ["--"] else args.words
-    return 0 if report(words, args.out.resolve(), not args.times, args.equal) else 1
+    program = Program(words, args.import_coprep, not args.times, args.equal)
+    return 0 if report(program, args.out.resolve()) else 1
 
 
 if __name__ == "__main__":

@@ -154,7 +154,13 @@ def main() -> None:
     import torch.utils.data as data
 
     recording(data.DataLoader)
-    if os.environ.get("PROGRAMS_LOADER") == "coprep":
+    if os.environ.get("PROGRAMS_LOADER") != "coprep":
+        if "PROGRAMS_IMPORT_COPREP" in os.environ:
+            import coprep
+            import torch_stand_in
+
+            coprep.DataLoader = torch_stand_in.DataLoader  # type: ignore[misc, assignment]
+    else:
         import coprep._loader
 
         recording(coprep._loader.DataLoader)
