@@ -71,8 +71,9 @@ class Recorded:
 def write(number: int) -> None:
     """Writes down a pass, unless that was done."""
     one = _open.pop(number, None)
-    # PyTorch's workers are forks with copies of these variables, and must not write the passes again.
-    if one is not None and os.getpid() == _pid:
+    # PyTorch's workers are forks with copies of these variables, and must not write the passes again. Lightning calls
+    # `iter` of a loader of a class that it does not know only to see whether it can, and takes no batch.
+    if one is not None and one["sizes"] and os.getpid() == _pid:
         with open(Path(FOLDER or ".") / f"rank-{one['rank']}.jsonl", "a") as file:
             file.write(json.dumps(one) + "\n")
 
