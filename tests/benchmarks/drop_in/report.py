@@ -13,7 +13,7 @@ from tests.benchmarks.drop_in.case import Case, Once, as_json
 from tests.benchmarks.drop_in.figures import missed
 from tests.benchmarks.drop_in.plan import WORKERS
 from tests.benchmarks.loaders import machine
-from tests.benchmarks.loaders.report import Table, markdown
+from tests.benchmarks.loaders.tables import Section, Table, TablesPage, markdown
 from tools.demo import screen
 
 HEADER = ["figure", "bar", "measured", "runs differ by", ""]
@@ -45,6 +45,10 @@ class Results:
         figures = [figure for case in self.cases for figure in case.figures(self.runs[case.name])]
         return HEADER, [figure.cells() for figure in figures]
 
+    def page(self) -> TablesPage:
+        sections = [Section("Figures and bars", [self.table()])]
+        return TablesPage("drop-in", "Drop-in replacement", "make drop-in", self.conditions(), sections)
+
     def missed(self) -> int:
         return sum(missed(case.figures(self.runs[case.name])) for case in self.cases)
 
@@ -63,7 +67,7 @@ def show(results: Results) -> None:
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """Writes `report.json` and `report.md`. Returns the written paths."""
+    """Writes `report.json`, `report.md` and the page for the documentation. Returns the written paths."""
     folder.mkdir(parents=True, exist_ok=True)
     records = [as_json(case, results.runs[case.name]) for case in results.cases]
     page = ["# Drop-in cost", results.conditions(), markdown(results.table())]
@@ -74,4 +78,4 @@ def write(results: Results, folder: Path) -> list[Path]:
     }
     for name, text in texts.items():
         (folder / name).write_text(text)
-    return [folder / name for name in texts]
+    return [*(folder / name for name in texts), results.page().write(folder)]

@@ -1,4 +1,4 @@
-"""Presents the results: tables on the terminal, and a page with a chart."""
+"""Presents the results: tables on the terminal, a page with a chart, and a page for the documentation."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from tests.benchmarks.loaders.measure import (
     Dataset,
 )
 from tests.benchmarks.loaders.records import Comparison, Record, Spread, bars, memory_comparisons
+from tests.benchmarks.loaders.tables import Section, Table, TablesPage, bars_table, markdown, tables_of
 from tools.demo import screen
-
-Table = tuple[list[str], list[list[str]]]
 
 
 @dataclass
@@ -175,25 +174,25 @@ def handover_table(rows: Sequence[HandOver]) -> Table:
     return header, cells
 
 
-def bars_table(results: Results) -> Table:
-    return ["against the bar", "asked", "got", ""], [bar.cells() for bar in bars(results.records, results.handover)]
-
-
-def tables(results: Results) -> list[Table]:
+def sections(results: Results) -> list[Section]:
     found = []
     if images := results.of("images"):
-        found += [rates_table(images), costs_table(images)]
+        found.append(Section("Rates and costs", [rates_table(images), costs_table(images)]))
     if python := [record for record in results.records if record.setup.is_python]:
-        found.append(python_table(python))
+        found.append(Section("The start and the memory of the Python dataset", [python_table(python)]))
     if memory := memory_comparisons(results.records):
-        found.append(memory_table(memory))
+        found.append(Section("Memory against PyTorch", [memory_table(memory)]))
     if tensors := results.of("tensors"):
-        found.append(tensors_table(tensors))
+        found.append(Section("Tensors", [tensors_table(tensors)]))
     if results.half_cache:
-        found.append(half_cache_table(results.half_cache))
+        found.append(Section("Half of the dataset fits into the cache", [half_cache_table(results.half_cache)]))
     if results.handover:
-        found.append(handover_table(results.handover))
-    return [*found, bars_table(results)]
+        found.append(Section("The hand-over by itself", [handover_table(results.handover)]))
+    return [*found, Section("Bars", [bars_table(bars(results.records, results.handover))])]
+
+
+def page(results: Results) -> TablesPage:
+    return TablesPage("loaders", "Against other loaders", "make bench", results.conditions(), sections(results))
 
 
 def spread(record: Record) -> str:
@@ -210,25 +209,20 @@ def number(value: float | None, digits: int) -> str:
 
 
 def show(results: Results) -> None:
-    for header, rows in tables(results):
+    for header, rows in tables_of(sections(results)):
         print()
         screen.table(header, rows)
     print(f"\n{results.conditions()}")
 
 
 def write(results: Results, folder: Path) -> None:
-    """Writes `report.json`, `report.md` and `report.svg`."""
+    """Writes `report.json`, `report.md`, `report.svg` and the page for the documentation."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps([record.as_json() for record in results.records], indent=1) + "\n")
     parts = ["# Benchmark", results.conditions()]
     if images := results.of("images"):
         (folder / "report.svg").write_text(chart.draw(images, "images per second, all jobs together"))
         parts.append("![images per second over jobs](report.svg)")
-    parts += [markdown(table) for table in tables(results)]
+    parts += [markdown(table) for table in tables_of(sections(results))]
     (folder / "report.md").write_text("\n\n".join(parts) + "\n")
-
-
-def markdown(table: Table) -> str:
-    header, rows = table
-    ruler = ["---", *["--:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ruler, *rows))
+    page(results).write(folder)

@@ -1,4 +1,4 @@
-"""Presents the results: tables on the terminal, a page with charts, and series for other tools."""
+"""Presents the results: tables on the terminal, pages with tables and charts, and series for other tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.benchmarks.loaders import machine
 from tests.benchmarks.loaders.chart import Line, Words, draw_lines
 from tests.benchmarks.loaders.measure import BATCH_SIZE, MIB, Dataset
 from tests.benchmarks.loaders.records import Bar, Spread
-from tests.benchmarks.loaders.report import Table, markdown, number
+from tests.benchmarks.loaders.report import number
+from tests.benchmarks.loaders.tables import Section, Table, TablesPage, bars_table, markdown, tables_of
 from tests.benchmarks.slow_samples.balance import BalanceResults, Series
 from tests.benchmarks.slow_samples.bars import (
     against_fixed,
@@ -40,6 +41,23 @@ from tools.demo import screen
 
 OPTIMUM = "optimum"
 COLOURS = {AUTO: "#d62728", ENCODED: "#17becf", DECODED: "#2ca02c", OPTIMUM: "#7f7f7f"}
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A page of the documentation that explains the tables of some parts."""
+
+    title: str
+    parts: str
+
+
+PAGES = {
+    "slow-samples": Explained("Slow samples, measured", "order"),
+    "cache-forms": Explained("Forms in the cache, measured", "forms"),
+    "costs": Explained("What measuring costs", "cost,watch"),
+    "balance": Explained("The balance of threads", "balance"),
+}
+"""The pages in `docs/results`, by name."""
 
 
 class HasJson(Protocol):
@@ -88,13 +106,28 @@ class Results:
     def pairs(self) -> list[PairRecord]:
         return [*(self.cost.records if self.cost else []), *(self.watch.records if self.watch else [])]
 
-    def bars(self) -> list[Bar]:
-        found = order_bars(self.order) if self.order else []
-        found += forms_bars(self.forms) if self.forms else []
-        found += cost_bars(self.cost) if self.cost else []
-        found += by_itself_bars("attribution and metrics", self.watch.by_itself) if self.watch else []
-        found += pair_bars(self.pairs())
-        return found + (balance_bars(self.balance) if self.balance else [])
+    def bars(self) -> dict[str, list[Bar]]:
+        """Returns the bars by the name of the page that explains them."""
+        costs = cost_bars(self.cost) if self.cost else []
+        costs += by_itself_bars("attribution and metrics", self.watch.by_itself) if self.watch else []
+        return {
+            "slow-samples": order_bars(self.order) if self.order else [],
+            "cache-forms": forms_bars(self.forms) if self.forms else [],
+            "costs": costs + pair_bars(self.pairs()),
+            "balance": balance_bars(self.balance) if self.balance else [],
+        }
+
+    def sections(self) -> dict[str, list[Section]]:
+        """Returns the measured tables by the name of the page that explains them."""
+        return {
+            "slow-samples": order_sections(self.order) if self.order else [],
+            "cache-forms": forms_sections(self.forms) if self.forms else [],
+            "costs": [
+                *(cost_sections(self.cost) if self.cost else []),
+                *(watch_sections(self.watch) if self.watch else []),
+            ],
+            "balance": balance_sections(self.balance) if self.balance else [],
+        }
 
     def as_json(self) -> list[dict[str, Any]]:
         records: list[HasJson] = []
@@ -180,6 +213,17 @@ def digests_table(results: OrderResults) -> Table:
     return header, rows
 
 
+def order_sections(results: OrderResults) -> list[Section]:
+    found = []
+    if records := results.records:
+        found.append(Section("Rates", [rates_table(records)]))
+        found.append(Section("Gaps between batches", [gaps_table(records)]))
+        found.append(Section("Where slow samples come", [places_table(records)]))
+    if results.digests:
+        found.append(Section("Digests of all batches", [digests_table(results)]))
+    return found
+
+
 def named(record: OrderRecord) -> str:
     return f"{record.samples}, {record.loader}"
 
@@ -258,6 +302,16 @@ def models_table(results: FormsResults) -> Table:
     return header, rows
 
 
+def forms_sections(results: FormsResults) -> list[Section]:
+    storages = dict.fromkeys(record.storage for record in results.records)
+    sections = [
+        Section("Seconds of an epoch", [forms_table(results, storage) for storage in storages]),
+        Section("What the coordinator says of its choice", [accounts_table(results)]),
+        Section("The model behind the optimum", [models_table(results)]),
+    ]
+    return [section for section in sections if any(rows for _, rows in section.tables)]
+
+
 def forms_charts(results: FormsResults) -> dict[str, str]:
     """Returns one chart for each storage, by file name."""
     words = Words("", "cache, % of the encoded bytes", lambda budget: f"{budget:g}", lambda seconds: f"{seconds:.3g}")
@@ -317,6 +371,16 @@ def watch_table(record: WatchRecord) -> Table:
     return header, [["fetched every second", spread(record.attribution_ns, 0), number(record.answer_ms, 2), *shares]]
 
 
+def cost_sections(results: CostResults) -> list[Section]:
+    by_itself = [overhead_table(results.by_itself)] if results.by_itself else []
+    return [Section("Costs", [pairs_table(results.records, results.bytes), *by_itself])]
+
+
+def watch_sections(results: WatchResults) -> list[Section]:
+    by_itself = [watch_table(results.by_itself)] if results.by_itself else []
+    return [Section("Attribution and metrics", [pairs_table(results.records), *by_itself])]
+
+
 # Balance.
 
 
@@ -337,6 +401,10 @@ def balance_table(results: BalanceResults) -> Table:
         for record in results.records
     ]
     return header, rows
+
+
+def balance_sections(results: BalanceResults) -> list[Section]:
+    return [Section("Phases", [balance_table(results)])] if results.records else []
 
 
 def balance_charts(results: BalanceResults) -> dict[str, str]:
@@ -369,27 +437,25 @@ def series_csv(runs: Sequence[Series]) -> str:
 
 
 def tables(results: Results) -> list[Table]:
-    found = []
-    if results.order and results.order.records:
-        records = results.order.records
-        found += [rates_table(records), gaps_table(records), places_table(records)]
-    if results.order and results.order.digests:
-        found.append(digests_table(results.order))
-    if results.forms:
-        storages = dict.fromkeys(record.storage for record in results.forms.records)
-        found += [forms_table(results.forms, storage) for storage in storages]
-        found += [table for table in (accounts_table(results.forms), models_table(results.forms)) if table[1]]
-    if results.cost:
-        found.append(pairs_table(results.cost.records, results.cost.bytes))
-        if results.cost.by_itself:
-            found.append(overhead_table(results.cost.by_itself))
-    if results.watch:
-        found.append(pairs_table(results.watch.records))
-        if results.watch.by_itself:
-            found.append(watch_table(results.watch.by_itself))
-    if results.balance and results.balance.records:
-        found.append(balance_table(results.balance))
-    return [*found, (["against the bar", "asked", "got", ""], [bar.cells() for bar in results.bars()])]
+    """Returns all tables, with one table of all bars at the end."""
+    measured = [table for sections in results.sections().values() for table in tables_of(sections)]
+    return [*measured, bars_table([bar for bars in results.bars().values() for bar in bars])]
+
+
+def pages(results: Results) -> list[TablesPage]:
+    """Returns the pages of complete tables. A page whose parts were not measured is left out."""
+    bars, conditions = results.bars(), " ".join([results.conditions(), *notes(results)])
+    return [
+        TablesPage(
+            name,
+            PAGES[name].title,
+            f"make bench-slow ONLY={PAGES[name].parts}",
+            conditions,
+            [*sections, Section("Bars", [bars_table(bars[name])])],
+        )
+        for name, sections in results.sections().items()
+        if sections
+    ]
 
 
 def spread(values: Spread | None, digits: int = 2) -> str:
@@ -417,7 +483,7 @@ def show(results: Results) -> None:
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """Writes `report.json`, `report.md`, a chart for each storage and scenario, and series. Returns their paths."""
+    """Writes `report.json`, `report.md`, charts, series, and pages for the documentation. Returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = ["# Benchmark of slow samples", results.conditions(), *notes(results)]
     charts = forms_charts(results.forms) if results.forms and results.forms.records else {}
@@ -434,4 +500,4 @@ def write(results: Results, folder: Path) -> list[Path]:
     }
     for name, text in files.items():
         (folder / name).write_text(text)
-    return [folder / name for name in files]
+    return [*(folder / name for name in files), *(page.write(folder) for page in pages(results))]

@@ -16,11 +16,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.loaders import machine
 from tests.benchmarks.loaders.machine import CpuClock
 from tests.benchmarks.loaders.measure import ONE_THREAD, Dataset
+from tests.benchmarks.loaders.tables import Section, Table, TablesPage, markdown
 from tests.benchmarks.slow_samples.running import READY_TIMEOUT_S, Progress, end, hear
 from tests.benchmarks.slow_samples.subset import part_of
 from tools.demo.children import Children, coprep_command, exit_code
@@ -240,22 +243,36 @@ def rows(data: Dataset, out: Path, options: Options) -> list[Row]:
     return [Row.of(setting, each) for setting, each in found.items()]
 
 
-def table(found: Sequence[Row]) -> str:
-    lines = [
-        "| setting | predicted s | measured s | predicted / measured"
-        " | waits for storage, processors: predicted | measured |",
-        "|---|---|---|---|---|---|",
-    ]
+def table(found: Sequence[Row]) -> Table:
+    header = ["setting", "predicted s", "measured s", "predicted / measured"]
+    header += ["waits for storage, processors: predicted", "measured"]
+    rows = []
     for row in found:
-        parts = [
-            ", ".join(f"{100 * part:.0f} %" for part in waits) for waits in (row.predicted_waits, row.measured_waits)
+        waits = [
+            ", ".join(f"{100 * part:.0f} %" for part in parts) for parts in (row.predicted_waits, row.measured_waits)
         ]
-        mark = "" if row.is_met else " **"
-        lines.append(
-            f"| {row.setting.name} | {row.predicted_s:.3f} | {row.measured_s:.3f}"
-            f" | {mark}{row.ratio:.2f}{mark.strip()} | {parts[0]} | {parts[1]} |"
-        )
-    return "\n".join(lines)
+        ratio = f"{row.ratio:.2f}" if row.is_met else f"**{row.ratio:.2f}**"
+        rows.append([row.setting.name, f"{row.predicted_s:.3f}", f"{row.measured_s:.3f}", ratio, *waits])
+    return header, rows
+
+
+def verdict(found: Sequence[Row]) -> str:
+    met = sum(row.is_met for row in found)
+    return f"within {WITHIN:.0%}: {met} of {len(found)}{'' if met == len(found) else ' (NOT MET)'}"
+
+
+def conditions(found: Sequence[Row], rounds: int) -> str:
+    others, spread = max(row.others_cores for row in found), max(row.spread for row in found)
+    return (
+        f"{datetime.now(timezone.utc).date()}, {machine.processor()}, {machine.cores()} cores, {rounds} rounds;"
+        f" others used up to {others:.2f} cores; epochs of one setting differ by up to {spread:.0%};"
+        f" {verdict(found)}."
+    )
+
+
+def page(found: Sequence[Row], rounds: int) -> TablesPage:
+    sections = [Section("Settings", [table(found)])]
+    return TablesPage("what-if", "Predictions of analyze", "make what-if", conditions(found, rounds), sections)
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> None:
@@ -263,13 +280,8 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
     out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     found = rows(data, out, Options(arguments.only, arguments.repeat, arguments.seconds))
-    text = table(found)
-    print(f"\n{text}\n")
-    met = sum(row.is_met for row in found)
-    print(f"within {WITHIN:.0%}: {met} of {len(found)}{'' if met == len(found) else ' (NOT MET)'}")
-    others, spread = max(row.others_cores for row in found), max(row.spread for row in found)
-    print(f"{arguments.repeat} rounds; others used up to {others:.2f} cores; epochs differ by up to {spread:.0%}")
-    (out / "what-if.md").write_text(text + "\n")
+    print(f"\n{markdown(table(found))}\n\n{conditions(found, arguments.repeat)}")
+    page(found, arguments.repeat).write(out)
     lines = [json.dumps(asdict(row) | {"ratio": row.ratio}) for row in found]
     (out / "what-if.jsonl").write_text("\n".join(lines) + "\n")
 

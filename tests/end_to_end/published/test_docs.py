@@ -309,6 +309,41 @@ def test_every_page_is_in_the_navigation() -> None:
     assert set(re.findall(r"[\w/-]+\.md", navigation)) == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
 
 
+# Results.
+
+TABLES = DOCS / "results" / "tables"
+RESULTS = sorted(page for page in (DOCS / "results").glob("*.md") if page.name != "index.md")
+FIGURE = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
+
+
+def figures(text: str) -> set[str]:
+    """Returns the numbers in the tables of a text."""
+    return {figure for line in text.splitlines() if line.startswith("|") for figure in FIGURE.findall(line)}
+
+
+def shown_figures(text: str) -> set[str]:
+    """Returns the numbers in the main table and in the bars of a page of results."""
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    return set().union(*(figures(section) for section in sections if section.startswith(("Result\n", "Bars\n"))))
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=[str(page.relative_to(ROOT)) for page in RESULTS])
+def test_the_figures_of_a_page_of_results_are_in_its_complete_tables(page: Path) -> None:
+    shown = shown_figures(page.read_text())
+    assert shown and shown - figures((TABLES / page.name).read_text()) == set()
+
+
+def test_a_figure_that_the_complete_tables_lack_is_noticed() -> None:
+    page = "## Result\n| a | 1,144 | 0.5 (0.4-0.6) |\n## Method\n| b | 7 |\n## Bars\n| c | 9 x |\n"
+    assert shown_figures(page) - figures("| a | 1,145 | 0.5 (0.4-0.6) |") == {"1,144", "9"}
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=[str(page.relative_to(ROOT)) for page in RESULTS])
+def test_a_page_of_results_and_its_complete_tables_link_to_each_other(page: Path) -> None:
+    beginning = (TABLES / page.name).read_text().split("\n\n")[1]
+    assert f"](../{page.name})" in beginning and f"](tables/{page.name})" in page.read_text()
+
+
 # Sources.
 
 
