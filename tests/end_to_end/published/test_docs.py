@@ -250,10 +250,7 @@ def test_the_marks_are_found() -> None:
 
 def anchors(page: Path) -> set[str]:
     """The anchors of the headings of a page, as Python-Markdown and GitHub make them."""
-    plain = [
-        re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", heading)
-        for heading in HEADING.findall(prose(page))
-    ]
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", heading) for heading in HEADING.findall(prose(page))]
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in plain}
 
 

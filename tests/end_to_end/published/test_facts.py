@@ -15,7 +15,7 @@ import coprep
 import pytest
 from command_help import options, subcommands
 from pages import CRATE_PAGES, CRATES, DOCS, PAGES, ROOT, blocks, codes, name_of, plain, prose, rows, section, told_by
-from sources import SOURCES, sources_that_end, text_of
+from sources import sources_that_end, text_of
 
 from tools.dev.packaging import builds, checks
 
