@@ -220,6 +220,7 @@ def shown(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sh
                     list(loader)
                 batches = iter(loader)
                 held.append((batches, next(batches)))
+            until(lambda: max(len(s["worker_pids"]) for s in coprep.status()["streams"]) > 1, "both workers start")
             status, top = run("status", "--slow", 2), run("top", "--once", "--interval", "0.2s")
             assert (status.returncode, top.returncode) == (0, 0), status.stderr + top.stderr
             metrics = ask(coordinator.port)[2]
