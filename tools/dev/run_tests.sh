@@ -15,7 +15,7 @@ side_by_side=(
     tests/end_to_end/command_line/test_report_page.py
     tests/end_to_end/datasets/test_{fingerprint,packing,pipelines,user_caching,user_code,user_samples}.py
     tests/end_to_end/failures/test_bad_input.py
-    tests/end_to_end/published/test_{docs,package,packaging}.py
+    tests/end_to_end/published/test_{constants,docs,facts,package,packaging}.py
     tests/end_to_end/sharing/test_{epochs,user_resuming,user_sharing}.py
 )
 

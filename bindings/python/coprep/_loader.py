@@ -627,10 +627,10 @@ class DataLoader(TorchInterface, Generic[T_co]):
     def stats(self, slow: int = 0) -> dict[str, Any]:
         """Returns counts since the loader was made.
 
-        The keys are ``batches``, ``samples``, ``copies`` (batches that were copied), ``errors`` and ``reconnects``;
-        ``skipped``, the samples that are left out of the epochs because they failed, each counted once; and the seconds
-        that the job waited, ``wait_s``. ``fetch_stall_s``, ``prep_stall_s`` and ``others_stall_s`` split these seconds
-        by their cause: storage, processors, or other jobs.
+        The keys are ``batches``, ``samples``, ``copies`` (batches that were copied), ``copied_bytes``, ``errors`` and
+        ``reconnects``; ``skipped``, the samples that are left out of the epochs because they failed, each counted once;
+        and the seconds that the job waited, ``wait_s``. ``fetch_stall_s``, ``prep_stall_s`` and ``others_stall_s``
+        split these seconds by their cause: storage, processors, or other jobs.
 
         Args:
             slow: number of the most expensive samples of the stream to add as ``slow``, each with ``id``, ``path``, and

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import itertools
 import json
 import re
 import shutil
-import signal
 import socket as sockets
 import subprocess
 import time
@@ -21,47 +19,17 @@ import coprep
 import pytest
 from image_jobs import job, whole
 from jobs import Start, go, in_step, run_on, seen
+from pages import DOCS, section
 from photos import make_folder
+from served import Coordinator, Labels, Series, ask, port_of, series
 from waiting import WAIT, until
 
-DOCS = Path(__file__).parents[3] / "docs"
 DASHBOARD = DOCS / "grafana" / "coprep.json"
 ALERTS = DOCS / "grafana" / "alerts.yml"
 # Names of crates are followed by two colons.
 NAME = re.compile(r"\bcoprep_[a-z_]+\b(?!::)")
-SAMPLE = re.compile(r"(?P<name>[a-z_]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
-LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
-Labels = frozenset[tuple[str, str]]
-Series = dict[tuple[str, Labels], float]
-Serve = Callable[..., "Coordinator"]
-
-
-class Coordinator:
-    """``coprep serve``, with its log in a file."""
-
-    def __init__(self, place: Path, log: Path, *arguments: str) -> None:
-        self.log = log
-        command = ["coprep", "serve", "--socket", str(place), "--log-format", "json", *arguments]
-        with log.open("w") as file:
-            self.process = subprocess.Popen(command, stderr=file)
-        until(lambda: self.says("coordinator listens") or self.process.poll() is not None, "the coordinator listens")
-        assert self.process.poll() is None, log.read_text()
-
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-    def says(self, message: str) -> list[dict[str, Any]]:
-        return [line for line in self.lines() if line["message"] == message]
-
-    @property
-    def port(self) -> int:
-        return port_of(self.says("metrics are served")[0]["url"])
-
-    def end(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(WAIT)
+Serve = Callable[..., Coordinator]
 
 
 @pytest.fixture
@@ -77,34 +45,6 @@ def serve(place: Path, tmp_path: Path) -> Iterator[Serve]:
     yield serve
     for coordinator in begun:
         coordinator.end()
-
-
-def port_of(url: str) -> int:
-    port = urllib.parse.urlsplit(url).port
-    assert port
-    return port
-
-
-def ask(port: int, path: str = "/metrics", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
-    """Returns the status, the headers with names in lower case, and the body."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT)
-    with contextlib.closing(connection):
-        connection.request(method, path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
-
-
-def series(text: str) -> Series:
-    found: Series = {}
-    for line in text.splitlines():
-        if line.startswith("#"):
-            continue
-        match = SAMPLE.fullmatch(line)
-        assert match, line
-        key = match["name"], frozenset(LABEL.findall(match["labels"] or ""))
-        assert key not in found, f"twice: {line}"
-        found[key] = float(match["value"])
-    return found
 
 
 def scrape(port: int) -> Series:
@@ -259,19 +199,13 @@ def test_equal_names_and_strange_ones_are_told_apart(tmp_path: Path, serve: Serv
 def test_documents_name_only_what_is_exported(serve: Serve) -> None:
     exported = set(re.findall(r"^# TYPE (\S+) ", ask(serve().port)[2], re.MULTILINE))
     assert len(exported) > 40
-    told = set(NAME.findall(section("Metrics")))
+    told = set(NAME.findall(section(DOCS / "reference" / "metrics.md", "Metrics")))
     assert told == exported, "the table in docs/reference/metrics.md names every metric, and no other"
     for document in DASHBOARD, ALERTS:
         named = set(NAME.findall(document.read_text()))
         assert len(named) > 3 and named <= exported, document
     for page in DOCS.rglob("*.md"):
         assert set(NAME.findall(page.read_text())) <= exported, page
-
-
-def section(title: str) -> str:
-    text = (DOCS / "reference" / "metrics.md").read_text()
-    _, found = text.split(f"\n## {title}\n")
-    return found.split("\n## ")[0]
 
 
 def test_the_dashboard_is_in_order() -> None:

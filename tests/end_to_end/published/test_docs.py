@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import os
 import re
 import shlex
 import subprocess
@@ -16,52 +15,21 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import coprep
 import pytest
+from command_help import options, subcommands, usage
+from pages import CRATE_PAGES, CRATES, DOCS, PAGES, ROOT, blocks, codes, name_of, prose
 from waiting import WAIT
 
 from tools.dev.site import hooks
 
-ROOT = Path(__file__).parents[3]
-DOCS = ROOT / "docs"
-TOP = [
-    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bindings/README.md", "tests/README.md")
-]
-CRATES = [ROOT / name for name in re.findall(r'"([\w/]+)",$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)]
-"""The folders of the workspace's crates."""
-# The page in `bindings` itself is the Python package's.
-CRATE_PAGES = [crate / ("src/README.md" if crate.name == "bindings" else "README.md") for crate in CRATES]
-PAGES = sorted(DOCS.rglob("*.md")) + TOP + CRATE_PAGES
-NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-
-FENCE = re.compile(r"(?P<mark><!-- runnable -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
-INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 RUNNABLE = "<!-- runnable -->"
 INCLUDE = re.compile(r'--8<-- "(.+)"')
 SEPARATORS = set(";&|()\n")
 RESERVED = {"for", "do", "done", "while", "if", "then", "fi"}
-
-
-class Block(NamedTuple):
-    """A fenced piece of a page."""
-
-    language: str
-    text: str
-    is_runnable: bool
-
-
-def blocks(page: Path, language: str) -> list[Block]:
-    found = [Block(m["language"], m["text"], bool(m["mark"])) for m in FENCE.finditer(page.read_text())]
-    return [block for block in found if block.language == language]
-
-
-def prose(page: Path) -> str:
-    """The page without its fenced pieces."""
-    return FENCE.sub("", page.read_text())
 
 
 # Commands.
@@ -80,29 +48,6 @@ def commands(text: str) -> Iterator[list[str]]:
             words = []
         elif words or not (word in RESERVED or re.match(r"\w+=", word)):
             words.append(word)
-
-
-@functools.cache
-def usage(command: str = "") -> str:
-    """The help of ``coprep``, or of one of its commands."""
-    shown = subprocess.run(
-        ["coprep", *command.split(), "--help"],
-        capture_output=True,
-        text=True,
-        timeout=WAIT,
-        env={name: value for name, value in os.environ.items() if not name.startswith("COPREP_")},
-    )
-    assert shown.returncode == 0, shown.stderr
-    return shown.stdout
-
-
-def subcommands() -> set[str]:
-    listed = usage().split("Commands:\n")[1].split("\n\n")[0]
-    return set(re.findall(r"^  (\w+) ", listed, re.MULTILINE)) - {"help"}
-
-
-def options(command: str) -> set[str]:
-    return set(re.findall(r"(?<![\w`-])--[a-z][a-z-]*", re.sub(r"`[^`]*`", "", usage(command))))
 
 
 def is_placeholder(word: str) -> bool:
@@ -139,26 +84,52 @@ def wrong_with_make(words: list[str]) -> str | None:
     return None
 
 
+@functools.cache
+def cargo_names() -> dict[str, set[str]]:
+    """The names of the workspace's packages and programs, by the option of cargo that takes them."""
+    manifests = "".join((crate / "Cargo.toml").read_text() for crate in CRATES)
+    kinds = {"-p": "package", "--bin": r"\[bin\]"}
+    return {
+        option: set(re.findall(rf'^\[{kind}\]\nname = "(.+)"$', manifests, re.MULTILINE))
+        for option, kind in kinds.items()
+    }
+
+
+def wrong_with_cargo(words: list[str]) -> str | None:
+    """Returns the mistake in the words after ``cargo``, or `None`."""
+    named = [(option, words[words.index(option) + 1]) for option in cargo_names() if option in words]
+    return next((f"cargo has no {option} {name}" for option, name in named if name not in cargo_names()[option]), None)
+
+
+def missing_path(words: list[str]) -> str | None:
+    """Returns the mistake in a path of the repository among the words, or `None`."""
+    paths = [word for word in words if re.match(r"(?:bindings|cache|coordinator|docs|tests|tools)/", word)]
+    return next((f"there is no {path}" for path in paths if not (ROOT / path).exists()), None)
+
+
 def wrong_with(words: list[str]) -> str | None:
-    """Returns the mistake in a command of the project, or `None`. Other commands are not looked at."""
+    """Returns the mistake in a command of the project, or `None`. Of other commands only the paths are looked at."""
     program = Path(words[0]).name
+    if missing := missing_path(words):
+        return missing
     if program.startswith("python") and words[1:3] == ["-m", "coprep"]:
         return None if words[3:4] == ["run"] else wrong_with_coprep(words[3:])
     if program.startswith("python") and words[1:2] == ["-m"] and words[2].startswith("tests."):
         there = ROOT / words[2].replace(".", "/")
         return None if (there / "__main__.py").exists() else f"{words[2]} is no program"
-    return {"coprep": wrong_with_coprep, "make": wrong_with_make}.get(program, lambda _: None)(words[1:])
+    checks = {"coprep": wrong_with_coprep, "make": wrong_with_make, "cargo": wrong_with_cargo}
+    return checks.get(program, lambda _: None)(words[1:])
 
 
 def told_commands(page: Path) -> Iterator[list[str]]:
     for block in blocks(page, "bash"):
         yield from commands(block.text)
-    for code in INLINE.findall(prose(page)):
-        if code.startswith(("coprep ", "make ", "python -m ", ".venv/bin/python -m ")):
+    for code in codes(prose(page)):
+        if code.startswith(("coprep ", "make ", "cargo ", "python -m ", ".venv/bin/python -m ")):
             yield from commands(code)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_exist(page: Path) -> None:
     assert [wrong for words in told_commands(page) if (wrong := wrong_with(words))] == []
 
@@ -167,6 +138,7 @@ def test_commands_are_found() -> None:
     told = [words for page in PAGES for words in told_commands(page)]
     assert {words[1] for words in told if words[0] == "coprep" and len(words) > 1} >= subcommands()
     assert sum(words[0] == "make" for words in told) > 20
+    assert sum(words[0] == "cargo" for words in told) > 4
 
 
 @pytest.mark.parametrize(
@@ -178,6 +150,9 @@ def test_commands_are_found() -> None:
         ("make bench ONLI=coprep", "make has no setting ONLI"),
         ("python -m coprep warn data", "coprep has no command warn"),
         (".venv/bin/python -m tests.chaso", "tests.chaso is no program"),
+        (".venv/bin/python -m pytest tests/end_to_end/test_docs.py", "there is no tests/end_to_end/test_docs.py"),
+        ("cargo nextest run -p coprep-sheduler", "cargo has no -p coprep-sheduler"),
+        ("cargo run --release -p coprep-benchmarks --bin simulat", "cargo has no --bin simulat"),
         ("for x in 1 2; do COPREP_COHORT=a:2 coprep warm --from $x -- --epochs 3 & done", None),
         ("coprep status --slow [N]", None),
     ],
@@ -236,7 +211,7 @@ def wrong_with_python(text: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_python_compiles_and_names_what_exists(page: Path) -> None:
     for block in blocks(page, "python"):
         include = INCLUDE.fullmatch(block.text.strip())
@@ -256,7 +231,7 @@ def test_a_wrong_name_is_noticed() -> None:
 RUN = [(page, block.text) for page in PAGES for block in blocks(page, "python") if block.is_runnable]
 
 
-@pytest.mark.parametrize(("page", "text"), RUN, ids=[str(page.relative_to(ROOT)) for page, _ in RUN])
+@pytest.mark.parametrize(("page", "text"), RUN, ids=[name_of(page) for page, _ in RUN])
 def test_what_is_marked_runs(page: Path, text: str, place: Path, tmp_path: Path) -> None:
     script = tmp_path / "first.py"
     script.write_text(text)
@@ -275,10 +250,7 @@ def test_the_marks_are_found() -> None:
 
 def anchors(page: Path) -> set[str]:
     """The anchors of the headings of a page, as Python-Markdown and GitHub make them."""
-    plain = [
-        re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", heading)
-        for heading in HEADING.findall(FENCE.sub("", page.read_text()))
-    ]
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", heading) for heading in HEADING.findall(prose(page))]
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in plain}
 
 
@@ -292,7 +264,7 @@ def broken_links(page: Path, text: str) -> Iterator[str]:
             yield match["target"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     assert list(broken_links(page, prose(page))) == []
 
@@ -391,7 +363,7 @@ def test_a_function_that_is_gone_is_noticed() -> None:
     assert missing_names(row) == ["Nobody::does"]
 
 
-@pytest.mark.parametrize("page", CRATE_PAGES, ids=[str(page.relative_to(ROOT)) for page in CRATE_PAGES])
+@pytest.mark.parametrize("page", CRATE_PAGES, ids=name_of)
 def test_the_page_of_a_crate_names_each_of_its_modules(page: Path) -> None:
     source = page.parent if page.parent.name == "src" else page.parent / "src"
     first_cells = re.findall(r"^\| (`[^|]+) \|", page.read_text(), re.MULTILINE)
