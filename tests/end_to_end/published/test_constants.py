@@ -152,18 +152,18 @@ def test_a_coordinator_ends_when_it_is_told() -> None:
     assert settings["`--idle`"] == f"{alone}, or {auto} if a job started it" and settings["`--idle-warm`"] == warm
 
 
-def test_each_nap_of_the_coordinator_is_told() -> None:
+def test_each_poll_interval_of_the_coordinator_is_told() -> None:
     told = [row[3] for row in rows(section(DOCS / "explanation" / "waits.md", "Coordinator")) if row[3]]
-    naps = [
+    intervals = [
         constant(source, "POLL_INTERVAL")
         for source in sources_that_end("coordinator/src/")
-        for _ in re.findall(r"\bnap\(POLL_INTERVAL\)", (ROOT / source).read_text())
+        for _ in re.findall(r"\bpoll_every\(POLL_INTERVAL\)", (ROOT / source).read_text())
     ]
-    assert sorted(map(quantity, told)) == sorted(naps)
+    assert sorted(map(quantity, told)) == sorted(intervals)
 
 
 def test_the_gain_is_told_as_it_was_measured() -> None:
-    measured = (DOCS / "results" / "loaders.md").read_text()
+    measured = (DOCS / "results" / "tables" / "loaders.md").read_text()
     gains = rows(section(ROOT / "README.md", "The gain"))
     assert len(gains) == 4
     for name, alone, eight, *_ in gains:
