@@ -221,6 +221,7 @@ fn where_pinning_is_refused_copies_go_through_buffers_and_the_reason_is_told() {
 fn drop_early() -> Outcome {
     let context = first_gpu()?;
     let stream = Stream::create(&context)?;
+    let other = DeviceMemory::allocate(&context, 4096)?;
     for is_submitted in [true, false] {
         let coordinator = Coordinator::new(1 << 20);
         let source = StagingSource::open(&context, coordinator.view())?;
@@ -232,6 +233,8 @@ fn drop_early() -> Outcome {
         drop((source, memory, copy, coordinator));
         let pending = is_submitted.then(|| work.submit());
         drop(pending.transpose()?);
+        // This waits for all that the stream has been given.
+        other.read(&stream, TIMEOUT)?;
     }
     say("alive");
     Ok(())
@@ -242,7 +245,7 @@ fn memory_that_a_gpu_still_uses_is_not_freed() {
     // The fake driver frees memory at once, and a copy from or to it would end the process by a signal.
     let run = Fake::new().with("delay_us=50000").run("drop early");
     assert_eq!(run.line(), "alive");
-    assert_eq!(run.successes("cuMemFree_v2"), 4);
+    assert_eq!(run.successes("cuMemFree_v2"), 5);
     assert_eq!(run.successes("cuMemHostUnregister"), 2);
 }
 
