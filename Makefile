@@ -15,9 +15,9 @@ PIP := flock $(VENV) $(PY) -m pip install --quiet --disable-pip-version-check
 DATA ?= demo-data
 PROGRAMS := $(TARGET)/release
 PROMETHEUS := $(abspath $(TARGET))/prometheus
-RUST_SOURCES := Cargo.toml Cargo.lock .cargo/config.toml $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml -o -path '*/src/*.py')
+RUST_SOURCES := Cargo.toml Cargo.lock .cargo/config.toml $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml -o -name '*.ptx' -o -path '*/src/*.py')
 WHEEL_SOURCES := $(RUST_SOURCES) LICENSE pyproject.toml $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md')
-PYTHON_CODE := tools/demo tools/dev tools/bench/src bindings/build_backend bindings/python docs/examples tests
+PYTHON_CODE := tools/demo tools/dev tools/bench/src bindings/build_backend bindings/python cache/device/kernels docs/examples tests
 TYPED_PACKAGES := tools.demo tools.dev.site tools.dev.packaging coprep_build coprep tests.chaos \
 	$(addprefix tests.benchmarks.,loaders slow_samples drop_in what_if)
 
@@ -94,6 +94,22 @@ venv: $(VENV)/.package ## .venv with the release build of the package and the co
 .PHONY: dist
 dist: $(VENV)/.dist ## wheels for older systems and for aarch64, and the sources, in target/dist; checked
 	@$(PY) -m tools.dev.packaging $(TARGET)/dist --scratch $(TARGET)/dist-tools $(ARGS)
+
+# --- kernels for GPUs ----------------------------------------------------------------------------------------
+
+# NVIDIA's compiler as a library, and its assembler. The assembler is older on purpose: it shows that older drivers read
+# what the compiler writes.
+CUDA_COMPILER := $(abspath $(TARGET))/cuda-compiler
+CUDA_PACKAGES := nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-nvcc-cu12==12.9.86
+
+$(CUDA_COMPILER)/.complete: | $(VENV)/.base
+	@echo "installing NVIDIA's compiler (about 0.2 GB; once)"
+	@$(PIP) --no-deps --target $(CUDA_COMPILER) $(CUDA_PACKAGES)
+	@touch $@
+
+.PHONY: ptx
+ptx: $(CUDA_COMPILER)/.complete ## compile the kernels for GPUs anew; needs no GPU
+	@PYTHONPATH=$(CUDA_COMPILER) $(PY) cache/device/kernels/build_ptx.py --assemble $(CUDA_COMPILER)/nvidia/cuda_nvcc/bin/ptxas
 
 # --- documentation -------------------------------------------------------------------------------------------
 

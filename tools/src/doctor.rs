@@ -1,8 +1,12 @@
 //! `coprep doctor`: problems of this machine that would hurt coprep, each with a remedy.
 
+use std::error::Error as _;
 use std::process::ExitCode;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use coprep_client::control;
+use coprep_device::{ComputeMode, Driver, ErrorKind, Gpu};
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_shared_memory::memory;
 use serde::Serialize;
@@ -11,6 +15,9 @@ use crate::Outcome;
 use crate::output::{print, print_line};
 use crate::{args, serve};
 use coprep_protocol::size::{self, human};
+
+/// Limit for the time in which the NVIDIA driver answers. It takes up to some seconds to wake many GPUs.
+const DRIVER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -24,7 +31,7 @@ enum Level {
 /// Result of one check.
 #[derive(Serialize)]
 struct Finding {
-    check: &'static str,
+    check: String,
     level: Level,
     found: String,
     /// The remedy; empty if nothing is wrong.
@@ -62,7 +69,7 @@ fn lines(f: &Finding) -> String {
 }
 
 fn examine(place: &CoordinatorPaths) -> Vec<Finding> {
-    vec![
+    let mut findings = vec![
         shared_memory(),
         free_memory(),
         cache_budget(place),
@@ -74,30 +81,32 @@ fn examine(place: &CoordinatorPaths) -> Vec<Finding> {
         descriptors(),
         socket_folder(place),
         coordinator(place),
-    ]
+    ];
+    findings.extend(gpus());
+    findings
 }
 
-fn ok(check: &'static str, found: impl Into<String>) -> Finding {
+fn ok(check: impl Into<String>, found: impl Into<String>) -> Finding {
     Finding {
-        check,
+        check: check.into(),
         level: Level::Ok,
         found: found.into(),
         remedy: String::new(),
     }
 }
 
-fn warning(check: &'static str, found: impl Into<String>, remedy: &str) -> Finding {
+fn warning(check: impl Into<String>, found: impl Into<String>, remedy: &str) -> Finding {
     Finding {
-        check,
+        check: check.into(),
         level: Level::Warning,
         found: found.into(),
         remedy: remedy.into(),
     }
 }
 
-fn failure(check: &'static str, found: impl Into<String>, remedy: &str) -> Finding {
+fn failure(check: impl Into<String>, found: impl Into<String>, remedy: &str) -> Finding {
     Finding {
-        check,
+        check: check.into(),
         level: Level::Failure,
         found: found.into(),
         remedy: remedy.into(),
@@ -337,5 +346,87 @@ fn coordinator(place: &CoordinatorPaths) -> Finding {
             ),
         ),
         Err(_) => ok(check, "none is running; the first job starts one"),
+    }
+}
+
+/// Checks the GPUs that this process sees. A machine without one is fit.
+fn gpus() -> Vec<Finding> {
+    let (sender, receiver) = channel();
+    // A driver that hangs must not hang the command, so it is asked in a thread, which ends with the process.
+    std::thread::spawn(move || sender.send(ask_driver()));
+    receiver.recv_timeout(DRIVER_TIMEOUT).unwrap_or_else(|_| {
+        vec![warning(
+            "GPU",
+            format!(
+                "the NVIDIA driver does not answer for {} s",
+                DRIVER_TIMEOUT.as_secs()
+            ),
+            "check that nvidia-smi works, and look for messages of the driver in dmesg",
+        )]
+    })
+}
+
+fn ask_driver() -> Vec<Finding> {
+    let found = Driver::load().and_then(|driver| {
+        let version = driver.version()?;
+        let gpus = Gpu::all(driver)?;
+        gpus.iter()
+            .map(|gpu| gpu_finding(gpu, &version.to_string()))
+            .collect()
+    });
+    found.unwrap_or_else(|error| vec![without_gpu(&error)])
+}
+
+/// Describes a GPU. Nothing of it is used, so the check costs no memory there.
+fn gpu_finding(gpu: &Gpu, version: &str) -> coprep_device::Result<Finding> {
+    let check = gpu.to_string();
+    let (major, minor) = gpu.compute_capability()?;
+    let found = format!(
+        "{} ({}), {}, compute capability {major}.{minor}, driver for CUDA {version}",
+        gpu.name()?,
+        gpu.uuid()?,
+        human(gpu.memory_bytes()?),
+    );
+    Ok(match gpu.compute_mode()? {
+        ComputeMode::Shared => ok(check, found),
+        ComputeMode::Exclusive => warning(
+            check,
+            format!("{found}; only one process at a time may use it"),
+            "several jobs cannot share it: nvidia-smi -c DEFAULT lets them",
+        ),
+        ComputeMode::Prohibited => warning(
+            check,
+            format!("{found}; no process may use it"),
+            "nvidia-smi -c DEFAULT lets processes use it",
+        ),
+    })
+}
+
+/// Says why there is no GPU. Where there is no driver or no GPU, nothing is wrong with this machine.
+fn without_gpu(error: &coprep_device::Error) -> Finding {
+    let check = "GPU";
+    match error.kind() {
+        ErrorKind::NoDriver | ErrorKind::NoDevice => {
+            let advice = error
+                .remedy()
+                .map(|remedy| format!(" (if there should be one: {remedy})"));
+            let why = error.source().map(ToString::to_string);
+            ok(
+                check,
+                format!(
+                    "none: {}{}",
+                    why.unwrap_or_default(),
+                    advice.unwrap_or_default()
+                ),
+            )
+        }
+        _ => {
+            let why = error.source().map(ToString::to_string);
+            warning(
+                check,
+                format!("{}: {}", error.context(), why.unwrap_or_default()),
+                error.remedy().unwrap_or_default(),
+            )
+        }
     }
 }

@@ -33,6 +33,7 @@ PHRASES = {
     "Zlib": "This software is provided 'as-is'",
     "BSL-1.0": "Boost Software License",
     "Unicode-3.0": "UNICODE LICENSE V3",
+    "ISC": "Permission to use, copy, modify, and/or distribute this software for any purpose",
 }
 """Licences that may be linked, the preferred ones first, with words by which their texts are known."""
 

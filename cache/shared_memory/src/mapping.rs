@@ -170,6 +170,8 @@ const COLLAPSE: libc::c_int = 25;
 /// waits for each of them. There, small pages for the rest are better than a wait for the first batch or a large sample.
 const COLLAPSE_TIMEOUT: Duration = Duration::from_millis(50);
 
+const READ_WRITE: ProtFlags = ProtFlags::PROT_READ.union(ProtFlags::PROT_WRITE);
+
 /// A part of the address space over a file.
 ///
 /// A mapping of at least [`HUGE`] bytes over the start of a file starts at a multiple of `HUGE`. A mapping of another
@@ -206,7 +208,7 @@ impl Mapping {
     pub(crate) fn writable(what: &str, file: impl AsFd, bytes: usize) -> Result<Self> {
         let fd = file.as_fd().as_raw_fd();
         if bytes >= HUGE {
-            return Self::aligned(what, file, 0..bytes, MapFlags::MAP_SHARED);
+            return Self::aligned(what, file, 0..bytes, READ_WRITE, MapFlags::MAP_SHARED);
         }
         Self::of(what, MmapOptions::new().len(bytes).map_raw(fd))
     }
@@ -214,6 +216,15 @@ impl Mapping {
     /// Maps a file shared, for reading only.
     pub(crate) fn readable(what: &str, file: impl AsFd, bytes: usize) -> Result<Self> {
         let fd = file.as_fd().as_raw_fd();
+        if bytes >= HUGE {
+            return Self::aligned(
+                what,
+                file,
+                0..bytes,
+                ProtFlags::PROT_READ,
+                MapFlags::MAP_SHARED,
+            );
+        }
         Self::of(what, MmapOptions::new().len(bytes).map_raw_read_only(fd))
     }
 
@@ -233,7 +244,7 @@ impl Mapping {
         let fd = file.as_fd().as_raw_fd();
         if part.len() >= HUGE {
             let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
-            return Self::aligned(what, file, part, flags);
+            return Self::aligned(what, file, part, READ_WRITE, flags);
         }
         let mut options = MmapOptions::new();
         let options = options.len(part.len()).offset(part.start as u64);
@@ -250,8 +261,14 @@ impl Mapping {
         .map_err(|e| os(format!("cannot map {what}"), e))
     }
 
-    fn aligned(what: &str, file: impl AsFd, part: Range<usize>, flags: MapFlags) -> Result<Self> {
-        HugeAligned::new(file, part, flags)
+    fn aligned(
+        what: &str,
+        file: impl AsFd,
+        part: Range<usize>,
+        access: ProtFlags,
+        flags: MapFlags,
+    ) -> Result<Self> {
+        HugeAligned::new(file, part, access, flags)
             .map(|raw| Mapping {
                 raw: Raw::HugeAligned(raw),
             })
@@ -375,7 +392,12 @@ unsafe impl Send for HugeAligned {}
 unsafe impl Sync for HugeAligned {}
 
 impl HugeAligned {
-    fn new(file: impl AsFd, part: Range<usize>, flags: MapFlags) -> nix::Result<Self> {
+    fn new(
+        file: impl AsFd,
+        part: Range<usize>,
+        access: ProtFlags,
+        flags: MapFlags,
+    ) -> nix::Result<Self> {
         let bytes = part.len();
         let size = NonZeroUsize::new(bytes).ok_or(Errno::EINVAL)?;
         // One huge page to round the address up, and one for the distance of `part` from a huge page.
@@ -386,10 +408,7 @@ impl HugeAligned {
         let room = unsafe { mmap_anonymous(None, with_margin, ProtFlags::PROT_NONE, nothing) }?;
         let address = room.addr().get().next_multiple_of(HUGE) + part.start % HUGE;
         let (before, from) = (address - room.addr().get(), NonZeroUsize::new(address));
-        let (access, flags) = (
-            ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
-            flags | MapFlags::MAP_FIXED,
-        );
+        let flags = flags | MapFlags::MAP_FIXED;
         // SAFETY: it takes the place of a part of `room`, which nobody else knows.
         let start = unsafe { mmap(from, size, access, flags, file, part.start as i64) };
         let (head, tail) = match start {

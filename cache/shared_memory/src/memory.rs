@@ -215,7 +215,8 @@ fn cannot_reserve(what: &str) -> String {
 }
 
 /// Formats a size for a person, such as `2.9 GiB`.
-fn sizes(bytes: u64) -> String {
+#[must_use]
+pub fn sizes(bytes: u64) -> String {
     let unit = (bytes.max(1).ilog2() / 10).min(4) as usize;
     match unit {
         0 => format!("{bytes} bytes"),

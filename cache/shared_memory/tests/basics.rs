@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use coprep_shared_memory::handover::{Bell, Doorbell, Item, ItemKind, Receiver, Sender};
 use coprep_shared_memory::staging::{Layout, Lease, StagingPool};
-use coprep_shared_memory::view::StagingView;
+use coprep_shared_memory::view::{PinnableView, StagingView};
 
 fn layout() -> Layout {
     Layout::new(&[5000, 8], 4, 3).unwrap()
@@ -429,4 +429,53 @@ fn more_than_there_is_memory_is_an_error() {
     let huge = Layout::new(&[1 << 40], 64, 64).unwrap();
     let error = StagingPool::create(huge).err().unwrap();
     assert!(error.kind().is_shortage(), "{error}");
+}
+
+fn pinnable(pool: &StagingPool, layout: Layout) -> PinnableView {
+    PinnableView::open(&pool.reader_fd().unwrap(), layout).unwrap()
+}
+
+#[test]
+fn a_pinnable_view_shows_what_is_written_after_it_was_mapped() {
+    let pool = StagingPool::create(layout()).unwrap();
+    let view = pinnable(&pool, layout());
+    for byte in [1, 50] {
+        let lease = fill(&pool, byte);
+        let range = view.slots(lease.buffer(), 0, 1..3);
+        assert_eq!(range.len(), 2 * 5000);
+        // SAFETY: in the area, and the lease keeps the buffer from being written.
+        let seen = unsafe {
+            std::slice::from_raw_parts(view.start().add(range.start).as_ptr(), range.len())
+        };
+        let expected = [vec![byte + 1; 5000], vec![byte + 2; 5000]].concat();
+        assert_eq!(seen, expected);
+    }
+}
+
+/// Returns the access that `/proc/self/maps` shows for the mapping at an address, such as `r--s`.
+fn access(address: usize) -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps.lines().find(|line| {
+        let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        let bound = |text| usize::from_str_radix(text, 16).unwrap();
+        (bound(from)..bound(to)).contains(&address)
+    });
+    line.unwrap().split(' ').nth(1).unwrap().to_owned()
+}
+
+#[test]
+fn a_pinnable_view_is_shared_and_cannot_be_written_whatever_its_size() {
+    // The second area is larger than a huge page, so that it is mapped on such a boundary.
+    for layout in [layout(), Layout::new(&[1 << 20], 4, 2).unwrap()] {
+        let pool = StagingPool::create(layout.clone()).unwrap();
+        let view = pinnable(&pool, layout);
+        assert_eq!(access(view.start().as_ptr() as usize), "r--s");
+    }
+}
+
+#[test]
+fn a_pinnable_view_of_fewer_bytes_than_the_layout_says_is_refused() {
+    let pool = StagingPool::create(layout()).unwrap();
+    let larger = Layout::new(&[5000, 8], 4, 4).unwrap();
+    assert!(PinnableView::open(&pool.reader_fd().unwrap(), larger).is_err());
 }

@@ -1,28 +1,10 @@
 //! The last step of a pipeline: it mirrors, normalises, and writes interleaved rows as planes straight into the slot.
 
+use coprep_protocol::normalize::NormalizeTable;
 use coprep_protocol::spec::Dtype;
 use pulp::{Arch, NullaryFnOnce};
 
 use crate::codec::View;
-
-/// Table of `(x / 255 - mean) / std` for each channel and each of the 256 values, computed in the order and precision
-/// (float32) of torchvision.
-pub(crate) struct NormalizeTable([[f32; 256]; 3]);
-
-impl NormalizeTable {
-    pub(crate) fn new(mean: [f32; 3], std: [f32; 3]) -> Self {
-        let value = |channel: usize, x: usize| (x as f32 / 255.0 - mean[channel]) / std[channel];
-        NormalizeTable(std::array::from_fn(|channel| {
-            std::array::from_fn(|x| value(channel, x))
-        }))
-    }
-}
-
-impl std::fmt::Debug for NormalizeTable {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Table")
-    }
-}
 
 /// Returns the element type that [`write`] produces.
 pub(crate) fn dtype(table: Option<&NormalizeTable>) -> Dtype {
@@ -50,12 +32,15 @@ pub(crate) fn write(
             out,
             value: |_, x| [x],
         }),
-        Some(table) => Arch::new().dispatch(Planes {
-            view,
-            mirrored,
-            out,
-            value: |channel: usize, x: u8| table.0[channel][x as usize].to_ne_bytes(),
-        }),
+        Some(table) => {
+            let values = table.channels();
+            Arch::new().dispatch(Planes {
+                view,
+                mirrored,
+                out,
+                value: |channel: usize, x: u8| values[channel][x as usize].to_ne_bytes(),
+            });
+        }
     }
 }
 
@@ -144,7 +129,7 @@ mod tests {
 
             let mut out = vec![0; 4 * expected.len()];
             write(View::whole(&pixels, size), mirrored, Some(&table), &mut out);
-            let normalised = |(i, &x): (usize, &u8)| table.0[i / (2 * width)][x as usize];
+            let normalised = |(i, &x): (usize, &u8)| table.channels()[i / (2 * width)][x as usize];
             let expected: Vec<u8> = expected
                 .iter()
                 .enumerate()

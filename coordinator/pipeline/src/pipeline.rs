@@ -7,6 +7,7 @@
 use std::time::Instant;
 
 use coprep_costs::MeasuredTimes;
+use coprep_protocol::normalize::NormalizeTable;
 use coprep_protocol::spec::{Field, Interpolation, Op, ResizeTo};
 use fast_image_resize::Resizer;
 
@@ -14,7 +15,7 @@ use crate::codec::{Codec, View};
 use crate::crop::{self, DecodedShape, Freedom, ImageSize, Padding, Rect};
 use crate::error::{self, Error, ErrorKind};
 use crate::header::{self, ImageFormat, ImageHeader};
-use crate::layout::{self, NormalizeTable};
+use crate::layout;
 use crate::resize;
 use crate::rng::{Rng, SampleKey};
 

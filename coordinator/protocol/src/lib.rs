@@ -15,6 +15,7 @@
 //! * [`poll_interval`]: bounds of waits that a lost wake-up could prolong.
 //! * [`polling`]: waits for descriptors that no signal cuts short.
 //! * [`operators`]: rules for the operators of a pipeline.
+//! * [`normalize`]: the values of one of them, for the CPU and the GPU.
 //! * [`size`]: sizes in bytes as people write them, in settings and arguments.
 //!
 //! **Invariant.** Nothing received is trusted: the length is bounded before a byte is allocated, and the archive is
@@ -28,6 +29,7 @@ pub mod id_set;
 pub mod item;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod message;
+pub mod normalize;
 pub mod operators;
 pub mod order;
 pub mod outgoing;

@@ -17,12 +17,18 @@
 //! |---|---|
 //! | none | no page changes, and no fault follows; the only cost is the search |
 //! | some | these pages are dropped, and the next touch reads them from the file again |
+//!
+//! A GPU that copies from the area cannot use a `StagingView`: to pin a page of a copy-on-write mapping, the kernel
+//! copies it, and the copy never shows what the coordinator writes later. It pins a [`PinnableView`].
 #![expect(
     unsafe_code,
     reason = "drops pages; the promise about live references is the caller's"
 )]
 
 mod pagemap;
+mod pinnable;
+
+pub use pinnable::PinnableView;
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -101,6 +107,21 @@ impl LargeMap {
     }
 }
 
+/// Fails unless the buffers of the area can be read without a SIGBUS and without allocating memory.
+fn check(file: &OwnedFd, layout: &Layout) -> Result<()> {
+    mapping::check_file(WHAT, file, layout.total_bytes())?;
+    // A large area makes the file longer than its reserved memory. The part with the buffers must be reserved.
+    let reserved = mapping::reserved_of_file(WHAT, file)?;
+    if layout.large_field().is_some() && reserved < layout.total_bytes() as u64 {
+        let why = format!(
+            "{} bytes announced, {reserved} bytes reserved",
+            layout.total_bytes()
+        );
+        return Err(misbehaved(WHAT, why));
+    }
+    Ok(())
+}
+
 impl StagingView {
     /// Maps the descriptor from [`StagingPool::reader_fd`](crate::staging::StagingPool::reader_fd). The page tables are
     /// filled for reading, so that the first minibatches cost no faults.
@@ -108,16 +129,7 @@ impl StagingView {
     /// # Errors
     /// If the file is not a sealed memory file of the size that the layout says.
     pub fn open(file: OwnedFd, layout: Layout) -> Result<Self> {
-        mapping::check_file(WHAT, &file, layout.total_bytes())?;
-        // A large area makes the file longer than its reserved memory. The part with the buffers must be reserved.
-        let reserved = mapping::reserved_of_file(WHAT, &file)?;
-        if layout.large_field().is_some() && reserved < layout.total_bytes() as u64 {
-            let why = format!(
-                "{} bytes announced, {reserved} bytes reserved",
-                layout.total_bytes()
-            );
-            return Err(misbehaved(WHAT, why));
-        }
+        check(&file, &layout)?;
         let mapping = Mapping::copy_on_write(WHAT, &file, layout.total_bytes())?;
         // For reading only: a page populated for writing would be private at once.
         mapping.populate_for_reading();
