@@ -128,6 +128,8 @@ def unknown_arguments(text: str) -> list[str]:
     """Returns the arguments that no function of coprep has, and the methods that no loader or pipeline has."""
     known = known_arguments()
     unknown = []
+    # The settings of a variable are no arguments.
+    text = re.sub(r"(?ms)^`FAKE_CUDA` has settings.*", "", text)
     for code in codes(text):
         # `--option=x` is an option, and `a::b=debug` a filter of the log.
         unknown += [name for name in re.findall(r"(?<![\w.:/'\"-])([a-z_]\w*)=(?!=)", code) if name not in known]
