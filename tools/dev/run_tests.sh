@@ -10,13 +10,14 @@ rust_tests=("$@")
 # These tests take one processor each and do not mind a few seconds more, so that two files run at a time. The others look
 # at the clock, or run several jobs of their own.
 side_by_side=(
-    tests/benchmarks/tests/test_drop_in_benchmark.py
-    tests/conformance/test_{structure,torch_behaviour,torch_expectations}.py
+    tests/benchmarks/tests/test_{drop_in_benchmark,tables_pages}.py
+    tests/conformance/test_{install,iterable,programs,structure,torch_behaviour,torch_expectations}.py
     tests/end_to_end/command_line/test_report_page.py
-    tests/end_to_end/datasets/test_{fingerprint,packing,pipelines,user_caching,user_code,user_samples}.py
-    tests/end_to_end/failures/test_bad_input.py
+    tests/end_to_end/datasets/test_{fingerprint,identity_in_use,modules,packing,paths,pipelines,reducing,spawned}.py
+    tests/end_to_end/datasets/test_user_{caching,code,samples}.py
+    tests/end_to_end/failures/test_{bad_input,errors_arrive,logging}.py
     tests/end_to_end/published/test_{constants,docs,facts,package,packaging}.py
-    tests/end_to_end/sharing/test_{epochs,user_resuming,user_sharing}.py
+    tests/end_to_end/sharing/test_{draws,epochs,order,own_samplers,shared_iterables,user_resuming,user_sharing}.py
 )
 
 failed=()
