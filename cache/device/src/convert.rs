@@ -55,7 +55,7 @@ impl ImageShape {
     }
 }
 
-/// What each of the 256 values of a byte becomes, for each channel, in the memory of a GPU.
+/// A table in the memory of a GPU: the element for each of the 256 values of a byte, by channel.
 pub struct ConvertTable {
     memory: DeviceMemory,
     channels: u32,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const SCENARIO: &str = "COPREP_TEST_SCENARIO";
-/// What a scenario says to its test has this before it, because the harness of tests writes to the same output.
+/// Begins each line that a scenario prints for its test, because the harness of tests writes to the same output.
 const SAYS: &str = "says: ";
 /// Limit for a scenario. None takes as long, on any machine.
 const LIMIT: Duration = Duration::from_secs(60);
