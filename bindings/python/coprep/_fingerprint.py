@@ -30,7 +30,7 @@ from coprep._caches import HOOK, reducer_of
 from coprep._imports import Import, resolved
 from coprep._modules import Modules
 from coprep._modules import digest_of as _hash
-from coprep._names import MAINS
+from coprep._names import MAINS, is_found_by_name
 from coprep._packing import refuse_text_file
 from coprep._reducing import is_dispatcher
 from coprep._unpicklable import Holder, Named, attributes_of, cannot_travel, culprit_of
@@ -518,12 +518,7 @@ def _importable(code: Any) -> bool:
     """Returns whether another process gets this function or class by its name."""
     if isinstance(code, type) and not code.__flags__ & _HEAP_TYPE:
         return True  # Some built-in types, such as that of None, are not an attribute of their module.
-    if code.__module__ in MAINS:
-        return False
-    found: Any = sys.modules.get(code.__module__)
-    for name in getattr(code, "__qualname__", "").split("."):
-        found = getattr(found, name, None)
-    return found is code
+    return is_found_by_name(code)
 
 
 def _cell(cell: types.CellType) -> Any:

@@ -18,9 +18,11 @@ MAINS = ("__main__", "__mp_main__")
 
 def is_found_by_name(obj: Any) -> bool:
     """Returns whether pickle finds a function or class by its module and name, in another process too."""
-    if obj.__module__ in MAINS:
+    # A function that remembers the results of a `functools.partial` has no name.
+    name = getattr(obj, "__qualname__", None)
+    if name is None or obj.__module__ in MAINS:
         return False
-    return member_at(sys.modules.get(obj.__module__), obj.__qualname__) is obj
+    return member_at(sys.modules.get(obj.__module__), name) is obj
 
 
 @functools.lru_cache(maxsize=256)

@@ -115,6 +115,12 @@ def test_a_function_that_remembers_starts_anew_with_its_parameters() -> None:
     assert loaded.cache_parameters() == {"maxsize": 3, "typed": True}
 
 
+def test_a_function_without_a_name_may_remember_too() -> None:
+    squared = functools.lru_cache(maxsize=2)(functools.partial(pow, exp=2))
+    assert again(squared)(3) == 9
+    assert fingerprint({"x": squared}) == fingerprint({"x": again(squared)})
+
+
 def test_a_function_of_a_module_stays_the_same_function() -> None:
     assert again(cube) is cube
     assert again(np) is np
