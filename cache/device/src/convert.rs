@@ -18,10 +18,16 @@ use crate::work::{StreamWork, TIMEOUT};
 const PTX: &str = include_str!("../kernels/convert.ptx");
 /// Threads of a block, as the kernels declare it.
 const THREADS: u32 = 256;
-/// Blocks that a multiprocessor has room for at a time: 2,048 threads.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
-/// Pixels that a thread converts at a time.
-const PIXELS_PER_THREAD: u64 = 16;
+/// Bytes of one channel that a thread loads at a time, as the kernels do: four loads of as many bytes as become 16
+/// bytes of elements for planes, and four pixels for interleaved elements.
+const ELEMENT_BYTES_OF_PLANES: u32 = 64;
+const PIXELS_OF_INTERLEAVED: u32 = 4;
+/// Channels whose interleaved elements a block collects before it stores them.
+const COLLECTED_CHANNELS: u32 = 3;
+/// Most blocks in the second dimension of a launch, of any GPU.
+const MOST_BLOCKS_Y: u32 = 65_535;
+/// Most pixels of a plane, so that the kernels count them with 32 bits, and the pixels of a launch beyond them too.
+const MOST_PIXELS: u32 = 1 << 30;
 /// Most channels: their tables fill the shared memory that each block may have on any GPU, 48 KiB.
 const MOST_CHANNELS: usize = 48;
 
@@ -102,8 +108,48 @@ impl ConvertTable {
 pub struct Converter {
     module: Arc<Module>,
     kernels: Kernels,
-    /// Most blocks of a launch: as many as run at a time.
-    most_blocks: u32,
+}
+
+/// The size of a launch.
+struct Grid {
+    /// Blocks for a plane, or for an image of interleaved elements.
+    blocks_x: u32,
+    /// Planes or images. If there are more, each block goes on with another.
+    blocks_y: u32,
+    /// Memory that the threads of a block share.
+    shared_bytes: u32,
+}
+
+impl Grid {
+    fn new(shape: ImageShape, element: ElementType, order: ElementOrder) -> Self {
+        let bytes = element.bytes() as u32;
+        let blocks = |pixels_of_thread: u32| shape.pixels.div_ceil(THREADS * pixels_of_thread);
+        match order {
+            ElementOrder::Planes => Grid {
+                blocks_x: blocks(ELEMENT_BYTES_OF_PLANES / bytes),
+                blocks_y: shape
+                    .images
+                    .saturating_mul(shape.channels)
+                    .min(MOST_BLOCKS_Y),
+                shared_bytes: bytes * 256,
+            },
+            ElementOrder::Interleaved => Grid {
+                blocks_x: blocks(PIXELS_OF_INTERLEAVED),
+                blocks_y: shape.images.min(MOST_BLOCKS_Y),
+                shared_bytes: bytes * interleaved_shared_elements(shape.channels),
+            },
+        }
+    }
+}
+
+/// Returns the number of elements in the shared memory of a block: the table, and what the block collects.
+fn interleaved_shared_elements(channels: u32) -> u32 {
+    let collected = if channels == COLLECTED_CHANNELS {
+        THREADS * PIXELS_OF_INTERLEAVED * channels
+    } else {
+        0
+    };
+    channels * 256 + collected
 }
 
 struct Kernels {
@@ -132,11 +178,9 @@ impl Converter {
             interleaved_16: module.kernel(c"coprep_interleaved_16")?,
             interleaved_32: module.kernel(c"coprep_interleaved_32")?,
         };
-        let most_blocks = context.gpu().multiprocessors()? * BLOCKS_PER_MULTIPROCESSOR;
         Ok(Converter {
             module: Arc::new(module),
             kernels,
-            most_blocks: most_blocks.max(1),
         })
     }
 
@@ -170,8 +214,7 @@ impl Converter {
             (&raw mut count).cast(),
         ];
         let kernel = self.kernel(table.element, order);
-        let blocks = self.blocks(elements);
-        let shared = table.memory.bytes() as u32;
+        let grid = Grid::new(shape, table.element, order);
         let stream = work.stream().raw();
         let module: Hold = self.module.clone();
         let holds = [images.hold(), out.hold(), table.memory.hold(), module];
@@ -182,13 +225,13 @@ impl Converter {
             work.put(holds, "convert images", |cuda| {
                 (cuda.cuLaunchKernel)(
                     kernel,
-                    blocks,
-                    1,
+                    grid.blocks_x,
+                    grid.blocks_y,
                     1,
                     THREADS,
                     1,
                     1,
-                    shared,
+                    grid.shared_bytes,
                     stream,
                     arguments.as_mut_ptr(),
                     std::ptr::null_mut(),
@@ -207,15 +250,6 @@ impl Converter {
                 kernels.interleaved_16
             }
         }
-    }
-
-    /// Returns the number of blocks for an image: enough for all pixels, but no more than run at a time, because each
-    /// copies the table.
-    fn blocks(&self, elements: usize) -> u32 {
-        let wanted = (elements as u64).div_ceil(u64::from(THREADS) * PIXELS_PER_THREAD);
-        u32::try_from(wanted)
-            .unwrap_or(u32::MAX)
-            .min(self.most_blocks)
     }
 }
 
@@ -242,6 +276,12 @@ fn check(
     out.check_target(bytes)?;
     if !out.address().is_multiple_of(table.element.bytes() as u64) {
         return wrong("the elements would begin at an odd address".to_owned());
+    }
+    if shape.pixels > MOST_PIXELS {
+        return wrong(format!(
+            "a plane has {} pixels, at most {MOST_PIXELS} can be",
+            shape.pixels
+        ));
     }
     Ok(elements)
 }

@@ -120,14 +120,6 @@ impl Gpu {
         Ok((self.attribute(MAJOR)?, self.attribute(MINOR)?))
     }
 
-    /// Returns the number of multiprocessors.
-    ///
-    /// # Errors
-    /// If the driver refuses.
-    pub(crate) fn multiprocessors(&self) -> Result<u32> {
-        self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-    }
-
     /// Returns true if the GPU can copy from host memory that was pinned for reading only.
     ///
     /// # Errors

@@ -12,7 +12,6 @@ use crate::settings::settings;
 
 /// Attributes of a GPU, by CUDA's numbers.
 mod attribute {
-    pub(super) const MULTIPROCESSORS: u32 = 16;
     pub(super) const COMPUTE_MODE: u32 = 20;
     pub(super) const CAPABILITY_MAJOR: u32 = 75;
     pub(super) const CAPABILITY_MINOR: u32 = 76;
@@ -94,7 +93,6 @@ functions! {
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: u32, device: c_int) {
         check_device(device)?;
         give(value, match attribute {
-            attribute::MULTIPROCESSORS => 2,
             attribute::COMPUTE_MODE => settings().compute_mode,
             attribute::CAPABILITY_MAJOR => 9,
             attribute::CAPABILITY_MINOR => 0,

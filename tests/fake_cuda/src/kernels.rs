@@ -20,6 +20,22 @@ struct Kernel {
     is_interleaved: bool,
 }
 
+/// Threads of a block. The real kernels take fewer too; the product starts them with as many as they declare.
+const THREADS: c_uint = 256;
+
+impl Kernel {
+    /// Returns the size of the memory that the threads of a block share: the values of one channel for planes, else
+    /// those of all channels, and for three channels the elements of four pixels for each thread.
+    fn shared_bytes(self, channels: usize) -> usize {
+        let elements = match (self.is_interleaved, channels) {
+            (false, _) => 256,
+            (true, 3) => 3 * 256 + THREADS as usize * 3 * 4,
+            (true, _) => channels * 256,
+        };
+        elements * self.element_bytes
+    }
+}
+
 const fn kernel(name: &'static str, element_bytes: usize, is_interleaved: bool) -> Kernel {
     Kernel {
         name,
@@ -155,10 +171,11 @@ functions! {
     ) {
         let kernel = *KERNELS.get(function.wrapping_sub(FIRST)).ok_or(INVALID_HANDLE)?;
         let arguments = Arguments::read(parameters);
-        let shared = arguments.channels * 256 * kernel.element_bytes;
+        let shared = kernel.shared_bytes(arguments.channels);
         let is_right = blocks_x > 0
-            && [blocks_y, blocks_z, threads_y, threads_z] == [1; 4]
-            && (1..=256).contains(&threads_x)
+            && (1..=65_535).contains(&blocks_y)
+            && [blocks_z, threads_y, threads_z] == [1; 3]
+            && threads_x == THREADS
             && shared_bytes as usize == shared
             && shared <= 48 << 10;
         if !is_right {

@@ -3,7 +3,7 @@
 //! The dynamic loader reads its search path when a process starts. So a test starts its own binary again, which runs
 //! the test `child` alone, and that one runs the scenario.
 //!
-//! With `COPREP_TEST_REAL_GPU` set, scenarios without settings run on this machine's driver and GPU.
+//! With `COPREP_TEST_REAL_GPU` set, scenarios that need no fault run on this machine's driver and GPU.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -38,35 +38,38 @@ pub(crate) fn say_error(error: &coprep_device::Error) {
 pub(crate) struct Fake {
     folder: TempDir,
     settings: String,
+    /// Whether no driver of a machine can take its place.
+    is_faulty: bool,
 }
 
 impl Fake {
     pub(crate) fn new() -> Fake {
-        let fake = Fake::empty();
+        let fake = Fake::empty(false);
         coprep_fake_cuda::install::install(fake.folder.path()).unwrap();
         fake
     }
 
     /// A driver that lacks a function.
     pub(crate) fn without(function: &str) -> Fake {
-        let fake = Fake::empty();
+        let fake = Fake::empty(true);
         coprep_fake_cuda::install::install_without(fake.folder.path(), function).unwrap();
         fake
     }
 
     /// A machine whose driver cannot be loaded. If this machine has one, it is not found either.
     pub(crate) fn broken() -> Fake {
-        let fake = Fake::empty();
+        let fake = Fake::empty(true);
         for name in ["libcuda.so", "libcuda.so.1"] {
             std::fs::write(fake.folder.path().join(name), "no library").unwrap();
         }
         fake
     }
 
-    fn empty() -> Fake {
+    fn empty(is_faulty: bool) -> Fake {
         Fake {
             folder: tempfile::tempdir().unwrap(),
             settings: String::new(),
+            is_faulty,
         }
     }
 
@@ -74,6 +77,7 @@ impl Fake {
     pub(crate) fn with(mut self, settings: &str) -> Fake {
         self.settings += settings;
         self.settings += ";";
+        self.is_faulty = true;
         self
     }
 
@@ -107,7 +111,7 @@ impl Fake {
             .env(SCENARIO, scenario)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        if !self.settings.is_empty() || std::env::var_os("COPREP_TEST_REAL_GPU").is_none() {
+        if self.is_faulty || std::env::var_os("COPREP_TEST_REAL_GPU").is_none() {
             let trace = format!("{}trace={}", self.settings, self.trace().display());
             command
                 .env("LD_LIBRARY_PATH", self.folder.path())

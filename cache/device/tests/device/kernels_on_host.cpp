@@ -16,21 +16,25 @@
 #define __shared__
 #define __syncthreads() block_barrier->arrive_and_wait()
 
+struct uint2 {
+    unsigned x, y;
+};
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
 struct Index {
-    unsigned x;
+    unsigned x, y;
 };
 static Index blockIdx, blockDim, gridDim;
 static thread_local Index threadIdx;
 static std::barrier<>* block_barrier;
 // The shared memory of the block that runs.
-alignas(16) unsigned memory[48 * 256];
+uint4 memory[48 * 256 * sizeof(unsigned) / sizeof(uint4)];
 
 #include "../../kernels/convert.cu"
 
-static const unsigned BLOCKS = 3, THREADS = 5;
+// A multiple of eight threads, as on a GPU, so that the tiles of a block begin at multiples of 16 bytes.
+static const unsigned BLOCKS = 3, BLOCKS_Y = 2, THREADS = 8;
 
 template <class Element>
 using Kernel = void (*)(const Byte*, Element*, const Element*, Bits32, Bits32, Bits32);
@@ -39,9 +43,10 @@ template <class Element>
 static void launch(
     Kernel<Element> kernel, const Byte* in, Element* out, const Element* table, Bits32 channels, Bits32 pixels,
     Bits32 images) {
-    gridDim.x = BLOCKS;
-    blockDim.x = THREADS;
-    for (blockIdx.x = 0; blockIdx.x < BLOCKS; blockIdx.x++) {
+    gridDim = {BLOCKS, BLOCKS_Y};
+    blockDim = {THREADS, 1};
+    for (unsigned block = 0; block < BLOCKS * BLOCKS_Y; block++) {
+        blockIdx = {block % BLOCKS, block / BLOCKS};
         // What the block before has left must not help this one.
         memset(memory, 0xee, sizeof memory);
         std::barrier<> barrier(THREADS);
@@ -88,7 +93,7 @@ static size_t check(
 int main() {
     size_t wrong = 0, runs = 0;
     for (Bits32 channels : {1u, 3u, 4u, 48u})
-        for (Bits32 pixels : {1u, 16u, 17u, 33u * 31u, 64u * 64u})
+        for (Bits32 pixels : {1u, 8u, 12u, 16u, 17u, 33u * 31u, 64u * 64u})
             for (Bits32 images : {1u, 2u, 5u})
                 for (size_t offset : {0u, 1u}) {
                     wrong += check<Bits16>(coprep_planes_16, false, channels, pixels, images, offset);
