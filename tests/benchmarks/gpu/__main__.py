@@ -200,6 +200,7 @@ def run(args: argparse.Namespace) -> None:
     if not data.files:
         raise fleet.NoDevice(f"there are no photographs in {args.data}")
     data.read()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="coprep-") as folder:
         photographs = linked(data, args.copies, Path(folder))
         settings = JobSettings(
