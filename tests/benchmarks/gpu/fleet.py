@@ -23,6 +23,9 @@ from tools.demo.children import Child, Children
 START_TIMEOUT_S = 180.0
 """Limit for the imports of all jobs, which read gigabytes of libraries from a disk that may be slow."""
 STEP_TIMEOUT_S = 60.0
+MOST_CACHE_BYTES = 24 << 30
+"""Budget of the cache where there is much memory. The pixels of 10,000 photographs take 6 GB or so. A container may
+have less than /proc/meminfo says."""
 BEFORE_WINDOW_S = 0.2
 """Time that jobs have to read the bounds of a window before it begins."""
 
@@ -119,7 +122,9 @@ def started(settings: JobSettings, jobs: int, samples: int) -> Iterator[Fleet]:
         processes: list[int] = []
         # Callbacks run in reverse order: the second one while the processes are there, the first one after their end.
         children.callback(lambda: remove_torch_files(processes))
-        coordinator, place = children.coordinator(cache=str(int(CACHE_SHARE * available_bytes())))
+        coordinator, place = children.coordinator(
+            cache=str(min(int(CACHE_SHARE * available_bytes()), MOST_CACHE_BYTES))
+        )
         env = ONE_THREAD | place
         argument = json.dumps(asdict(settings))
         all_jobs = [

@@ -160,7 +160,7 @@ def bars(records: Records, jobs: Sequence[int]) -> list[Bar]:
 def upload_bars(records: Records) -> list[Bar]:
     def share(size: int) -> float | None:
         pinned, reference = (records.upload_gb_per_s(source, size) for source in ("staging, pinned", "cuMemHostAlloc"))
-        return ratio(pinned and pinned.median, reference and reference.median)
+        return ratio(pinned.median if pinned else None, reference.median if reference else None)
 
     return [
         Bar(f"G1: upload of {size} MB from the pinned staging area, over cuMemHostAlloc", 0.95, True, share(number))

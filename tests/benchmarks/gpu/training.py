@@ -76,17 +76,17 @@ class Trainer:
             return time.monotonic()
         # The thread sleeps while it waits for such an event, instead of asking without pause.
         done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        done.record()  # type: ignore[no-untyped-call]
+        done.record()
         self._pending.append(done)
         if len(self._pending) <= RUN_AHEAD:
             return None
-        self._pending.popleft().synchronize()  # type: ignore[no-untyped-call]
+        self._pending.popleft().synchronize()
         return time.monotonic()
 
     def drain(self) -> None:
         """Waits until the device has done all steps."""
         while self._pending:
-            self._pending.popleft().synchronize()  # type: ignore[no-untyped-call]
+            self._pending.popleft().synchronize()
 
     def reset_memory(self) -> None:
         """Gives unused memory back to the device, and counts the largest use anew."""
