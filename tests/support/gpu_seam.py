@@ -34,6 +34,7 @@ class _Driver:
     def synchronize(self, gpu: int, stream: int = 0) -> None:
         """Waits for all work of a stream."""
         context, event, popped = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self.must("cuInit", 0)
         self.must("cuDevicePrimaryCtxRetain", ctypes.byref(context), gpu)
         self.must("cuCtxPushCurrent_v2", context)
         self.must("cuEventCreate", ctypes.byref(event), 2)

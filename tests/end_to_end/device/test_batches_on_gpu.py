@@ -8,33 +8,43 @@ import pytest
 from gpu_jobs import REAL, Driver, fake_only
 
 IMAGES = """
-import itertools, sys
+import sys
 import gpu_seam
 import coprep, torch
 
 folder, side, batch_size, name, layout = sys.argv[1], *map(int, sys.argv[2:4]), *sys.argv[4:6]
-data = coprep.ImageFolder(folder).decode().random_resized_crop(side).random_horizontal_flip()
+data = coprep.ImageFolder(folder).decode()
+# Loaders with equal pipelines share a stream. One that comes later gets other crops.
+data = data.resize((side, side)) if name == "uint8" else data.random_resized_crop(side).random_horizontal_flip()
 form = {} if layout == "default" else {"memory_format": getattr(torch, layout)}
 if name != "uint8":
     data = data.normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     form["dtype"] = getattr(torch, name)
 options = dict(batch_size=batch_size, shuffle=True, seed=7, with_index=True)
 compared = 0
-with coprep.DataLoader(data, device="cuda", **options, **form) as device, coprep.DataLoader(data, **options) as host:
-    for epoch in range(2):
-        for ours, theirs in itertools.zip_longest(device, host):
-            gpu_seam.synchronize()
-            images, labels, ids = ours
+
+def samples(loader):
+    # The samples of an epoch by their ids, which are on the host. The form of each batch is checked.
+    found = {}
+    for images, labels, ids in loader:
+        assert ids.device.type == "cpu" and images.dtype == getattr(torch, name), (ids.device, images.dtype)
+        if loader is device:
             assert gpu_seam.gpu_of(labels) == 0 and images.device == labels.device
-            assert ids.device.type == "cpu" and ids.tolist() == theirs[2].tolist()
-            assert labels.cpu().tolist() == theirs[1].tolist()
-            expected = theirs[0].to(images.dtype)
-            assert images.dtype == getattr(torch, name) and images.shape == expected.shape
-            if layout == "channels_last":
-                assert images.is_contiguous(memory_format=torch.channels_last)
-            bits = images.cpu().contiguous().view(torch.uint8)
-            assert torch.equal(bits, expected.contiguous().view(torch.uint8)), (epoch, compared)
-            compared += len(ids)
+            gpu_seam.synchronize()
+        if layout == "channels_last":
+            assert images.is_contiguous(memory_format=torch.channels_last)
+        assert images.shape[0] == len(labels) == len(ids)
+        bits = images.cpu().contiguous().flatten(1).view(torch.uint8)
+        found.update(zip(ids.tolist(), zip(labels.tolist(), bits)))
+    return found
+
+with coprep.DataLoader(data, device="cuda", **options, **form) as device, coprep.DataLoader(data, **options, **form) as host:
+    for epoch in range(2):
+        ours, theirs = samples(device), samples(host)
+        assert sorted(ours) == sorted(theirs) == list(range(200)), epoch
+        for id, (label, bits) in ours.items():
+            assert label == theirs[id][0] and torch.equal(bits, theirs[id][1]), (epoch, id)
+            compared += 1
     print(compared, device.stats()["uploads"], device.stats()["uploaded_bytes"], device.stats()["not_pinned"])
 """
 
