@@ -110,8 +110,8 @@ with coprep.DataLoader(Pictures(), **options) as host, coprep.DataLoader(Picture
 def test_parts_of_python_samples_lie_on_the_gpu(place: Path, tmp_path: Path, kind: str) -> None:
     pytest.importorskip("cloudpickle")
     uploads = Driver(tmp_path / "driver").job(DATASET, kind).result()
-    # Seven batches, and two of the next epoch. Text, and results of functions, are collated on the host.
-    assert 7 <= int(uploads) <= 9 if kind == "numbers" else uploads == "0"
+    # Batches of one stream may have several parts. Text, and results of functions, are collated on the host.
+    assert int(uploads) >= 7 if kind == "numbers" else uploads == "0"
 
 
 UNSHARED = """

@@ -20,8 +20,6 @@ const BUFFERS: usize = 3;
 pub(super) struct BatchLayout {
     fields: Vec<UploadedField>,
     bytes: usize,
-    /// Most samples of a batch.
-    pub(super) samples: u32,
 }
 
 /// A field that goes to the GPU.
@@ -41,11 +39,11 @@ impl UploadedField {
 }
 
 impl BatchLayout {
+    /// Lays out batches of at most `samples` samples.
     pub(super) fn new(fields: &[Field], samples: u32) -> Result<Self> {
         let mut layout = BatchLayout {
             fields: Vec::new(),
             bytes: 0,
-            samples,
         };
         for (number, field) in fields.iter().enumerate() {
             // Ids stay on the host, where programs use them.

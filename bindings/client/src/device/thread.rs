@@ -307,6 +307,13 @@ impl UploadThread {
             return Ok(());
         }
         let attachment = area.attachment.clone();
+        // The coordinator has taken back what was copied, or another thread has just taken the first item of it. Either
+        // way the next item that is taken decides.
+        let next = self.batches.iter().find_map(Assembly::next);
+        let first = attachment.receiver.peek(0).map(|(seq, _)| seq);
+        if next.zip(first).is_some_and(|(next, first)| first > next) {
+            return Ok(());
+        }
         for ahead in 0..attachment.receiver.capacity() {
             let Some((seq, item)) = attachment.receiver.peek(ahead) else {
                 return Ok(());
@@ -317,9 +324,10 @@ impl UploadThread {
                 continue;
             }
             let is_full = self.batches.len() >= AHEAD && !self.is_next_further_part();
-            // An item that was taken back meanwhile may be a mixture of two.
+            // An item that was taken back meanwhile may be a mixture of two, or of another batch.
             if is_full
                 || !attachment.has(&item)
+                || !self.has_room(&item)
                 || !self.copy(seq, &item, item.flags & ENDS_BATCH != 0)?
             {
                 return Ok(());
@@ -333,8 +341,21 @@ impl UploadThread {
         self.batches.back().is_some_and(|batch| !batch.is_whole())
     }
 
+    /// Returns `true` if an item does not make its batch larger than batches are.
+    fn has_room(&self, item: &Item) -> bool {
+        let last = self.batches.back().filter(|batch| !batch.is_whole());
+        let samples = last.map_or(0, Assembly::samples);
+        samples.saturating_add(item.len) <= self.samples
+    }
+
     /// Begins to copy an item. Returns `false` if there is no buffer for it.
     fn copy(&mut self, seq: u64, item: &Item, ends_batch: bool) -> Result<bool> {
+        if !self.has_room(item) {
+            let (most, len) = (self.samples, item.len);
+            return Err(violation(format!(
+                "{len} samples more for a batch of {most}"
+            )));
+        }
         let (Some(area), Some(device), Some(pool)) = (&self.area, &self.device, &self.pool) else {
             return Err(violation("an item before the staging area is open"));
         };
@@ -348,12 +369,7 @@ impl UploadThread {
             return Ok(false);
         };
         let samples = batch.samples();
-        let end = samples.saturating_add(item.len);
-        if end > area.layout.samples {
-            let most = area.layout.samples;
-            return Err(violation(format!("{end} samples for a batch of {most}")));
-        }
-        let copy = area.copy(device, batch, item, samples..end);
+        let copy = area.copy(device, batch, item, samples..samples + item.len);
         let (copy, bytes) = copy.map_err(Error::from_lower)?;
         self.state.uploads.fetch_add(1, Relaxed);
         self.state.bytes.fetch_add(bytes, Relaxed);

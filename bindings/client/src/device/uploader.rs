@@ -103,9 +103,7 @@ impl Uploader {
         limit: Duration,
         command: impl FnOnce(Sender<Result<T>>) -> Command,
     ) -> Result<AwaitedAnswer<T>> {
-        if let Some(failure) = &*lock(&self.failure) {
-            return Err(failure.clone());
-        }
+        self.check()?;
         let (answer, receiver) = channel();
         let sent = self
             .commands
@@ -122,8 +120,17 @@ impl Uploader {
         }
     }
 
-    /// Records an error after which nothing more is copied.
-    fn fail(&self, error: Error) -> Error {
+    /// Fails after an error after which nothing more is copied.
+    ///
+    /// # Errors
+    /// That error.
+    pub(crate) fn check(&self) -> Result<()> {
+        let failure = lock(&self.failure);
+        failure.as_ref().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Records an error after which nothing more is copied. Returns the first one.
+    pub(crate) fn fail(&self, error: Error) -> Error {
         lock(&self.failure).get_or_insert(error).clone()
     }
 }

@@ -51,6 +51,8 @@ impl Loader {
             }
         };
         inner.uploader = Some(uploader.clone());
+        // No item is taken after a failure, since its batch could not be given.
+        uploader.check()?;
         let left = end.saturating_duration_since(Instant::now());
         let Some(device) = link.open_device(&uploader, left.min(POLL_INTERVAL))? else {
             return Ok(false);

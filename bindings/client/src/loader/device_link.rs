@@ -108,7 +108,8 @@ impl DeviceLink {
         else {
             return Ok(None);
         };
-        let Some(batch) = part.answer.wait(uploader, limit)? else {
+        let answer = part.answer.wait(uploader, limit);
+        let Some(batch) = answer.map_err(|error| uploader.fail(error))? else {
             return Ok(None);
         };
         let ends_epoch = part.ends_epoch;
