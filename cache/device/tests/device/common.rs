@@ -38,13 +38,18 @@ pub(crate) fn say_error(error: &coprep_device::Error) {
 pub(crate) struct Fake {
     folder: TempDir,
     settings: String,
+    /// False if the driver cannot work, which no real one is made to do.
+    is_whole: bool,
 }
 
 impl Fake {
     pub(crate) fn new() -> Fake {
         let fake = Fake::empty();
         coprep_fake_cuda::install::install(fake.folder.path()).unwrap();
-        fake
+        Fake {
+            is_whole: true,
+            ..fake
+        }
     }
 
     /// A driver that lacks a function.
@@ -67,6 +72,7 @@ impl Fake {
         Fake {
             folder: tempfile::tempdir().unwrap(),
             settings: String::new(),
+            is_whole: false,
         }
     }
 
@@ -107,7 +113,8 @@ impl Fake {
             .env(SCENARIO, scenario)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        if !self.settings.is_empty() || std::env::var_os("COPREP_TEST_REAL_GPU").is_none() {
+        let is_real = std::env::var_os("COPREP_TEST_REAL_GPU").is_some();
+        if !is_real || !self.is_whole || !self.settings.is_empty() {
             let trace = format!("{}trace={}", self.settings, self.trace().display());
             command
                 .env("LD_LIBRARY_PATH", self.folder.path())
