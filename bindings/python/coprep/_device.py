@@ -240,7 +240,7 @@ class Gpu:
 
     def __init__(self, index: int | None) -> None:
         self._index = index
-        self._process = os.getpid()
+        self._process: int | None = None
 
     def __repr__(self) -> str:
         return "cuda" if self._index is None else f"cuda:{self._index}"
@@ -254,9 +254,11 @@ class Gpu:
 
     def stream(self) -> tuple[int, int]:
         """Returns the number of the GPU and the handle of PyTorch's current stream there."""
+        if self._process is None:
+            self._process = os.getpid()
         if os.getpid() != self._process:
-            # The native loader refuses a forked child, where PyTorch must not be asked.
-            return self._index or 0, 0
+            # CUDA had begun before this process was forked, so PyTorch must not be asked. The native loader refuses it.
+            return self.index, 0
         return self.index, stream(self.index)
 
     def tensors(self, batch: _coprep.DeviceBatch) -> list[Any]:

@@ -153,3 +153,39 @@ impl Drop for BatchBuffer {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use coprep_protocol::spec::Dtype;
+
+    fn field(name: &str, dtype: Dtype, shape: &[u32]) -> Field {
+        Field {
+            name: name.into(),
+            dtype,
+            shape: shape.to_vec(),
+        }
+    }
+
+    #[test]
+    fn fields_lie_one_after_the_other_and_ids_stay_on_the_host() {
+        let fields = [
+            field("image", Dtype::U8, &[3, 5, 5]),
+            field("index", Dtype::I64, &[]),
+            field("label", Dtype::I64, &[]),
+        ];
+        let layout = BatchLayout::new(&fields, 4).unwrap();
+        let [image, label] = layout.fields() else {
+            panic!("{} fields", layout.fields().len());
+        };
+        assert_eq!((image.number, image.place(0..4)), (0, 0..300));
+        assert_eq!((label.number, label.place(1..3)), (2, 520..536));
+        assert_eq!(layout.bytes, 768);
+    }
+
+    #[test]
+    fn a_batch_that_is_larger_than_memory_is_an_error() {
+        let huge = [field("image", Dtype::F64, &[1 << 20, 1 << 20, 1 << 10])];
+        assert!(BatchLayout::new(&huge, u32::MAX).is_err());
+    }
+}

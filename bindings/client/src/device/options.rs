@@ -57,3 +57,33 @@ pub struct UserStream {
     /// The handle. 0 is the default stream.
     pub stream: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use coprep_protocol::spec::{FileList, Source};
+
+    #[test]
+    fn pipelines_that_differ_in_what_the_gpu_does_become_one() {
+        let plain = PipelineSpec {
+            source: Source::Files(FileList::default()),
+            ops: vec![Op::RandomHorizontalFlip { p: 0.5 }],
+        };
+        let normalise = |mean, element| {
+            let mut pipeline = plain.clone();
+            let std = [0.5; 3];
+            pipeline.ops.push(Op::Normalize { mean, std });
+            let taken = ImageConversion::take_out(&mut pipeline, element, ElementOrder::Planes);
+            (pipeline, taken.map(|images| (images.mean, images.element)))
+        };
+        for (mean, element) in [([0.1; 3], ElementType::F32), ([0.2; 3], ElementType::Bf16)] {
+            assert_eq!(
+                normalise(mean, element),
+                (plain.clone(), Some((mean, element)))
+            );
+        }
+        let mut without = plain.clone();
+        let taken = ImageConversion::take_out(&mut without, ElementType::F32, ElementOrder::Planes);
+        assert_eq!((without, taken), (plain, None));
+    }
+}
