@@ -8,6 +8,7 @@
 //! | `options` | the loader's options, read from Python's named tuples |
 //! | `preparation` | announcement of a dataset before its loader is used |
 //! | `connect` | the coordinator's paths, and the program that starts it |
+//! | `device` | batches on the job's GPU |
 //! | `array` | a field of a batch, through NumPy's array interface |
 //! | `control` | status, stop, warm-up |
 //! | `worker` | a worker process's end of its socket, and its random keys |
@@ -33,6 +34,7 @@
 mod array;
 mod connect;
 mod control;
+mod device;
 mod errors;
 mod loader;
 mod operators;
@@ -49,6 +51,8 @@ mod _coprep {
     use crate::array::PyArray;
     #[pymodule_export]
     use crate::control::{keep_warm, parse_size, status, stop, warm};
+    #[pymodule_export]
+    use crate::device::{PyDeviceBatch, check_gpu, normalize_table};
     #[pymodule_export]
     use crate::loader::PyLoader;
     #[pymodule_export]

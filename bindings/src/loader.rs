@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use coprep_client::device::UserStream;
 use coprep_client::loader::LoaderOptions;
-use coprep_client::{Error, ErrorKind, Event, Loader, POLL_INTERVAL};
+use coprep_client::{DeviceEvent, Error, ErrorKind, Event, Loader, POLL_INTERVAL};
 use coprep_protocol::id_set;
 use coprep_protocol::message::SampleError;
 use coprep_protocol::poll_interval::poll_every;
@@ -15,8 +16,9 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::array::PyArray;
 use crate::connect::{coordinator_paths, program};
+use crate::device::{PyDeviceBatch, device_options};
 use crate::errors::{raise, signals, warnings};
-use crate::options::{PythonOptions, RankOption, ResumeFrom, ids_of};
+use crate::options::{PythonOptions, RankOption, ResumeFrom, ids_of, optional};
 use crate::pipeline::PyPipeline;
 use crate::preparation::{Launch, PyPreparation};
 
@@ -44,6 +46,14 @@ struct JobState<'py> {
     order: Option<Bound<'py, PyBytes>>,
     /// `true` if the ids are those of all ranks of the job.
     all_ranks: bool,
+}
+
+/// A batch, as Python gets it.
+#[derive(IntoPyObject)]
+enum PyBatch {
+    /// One array for each field.
+    Host(Vec<PyArray>),
+    Device(PyDeviceBatch),
 }
 
 /// Warns in the job, once, that samples are left out. If the user turns warnings into errors, the warning raises.
@@ -93,6 +103,8 @@ impl PyLoader {
         code: Option<(Launch, Py<PyAny>)>,
         preparation: Option<Bound<'_, PyPreparation>>,
     ) -> PyResult<Self> {
+        let mut spec = pipeline.spec.clone();
+        let device = optional(options, "device", |form| device_options(form, &mut spec))?;
         let mut options = PythonOptions::read(options)?;
         let rank = RankOption::read(rank_id)?;
         let mut resume = resume.map(ResumeFrom::read).transpose()?;
@@ -105,12 +117,8 @@ impl PyLoader {
             program: program(py),
             // Infinity, or a number beyond the range, means no limit.
             timeout: Duration::try_from_secs_f64(options.timeout).unwrap_or(Duration::MAX),
-            attach: options.attach_request(
-                pipeline.spec.clone(),
-                rank,
-                resume,
-                launch.map(Launch::into),
-            ),
+            attach: options.attach_request(spec, rank, resume, launch.map(Launch::into)),
+            device,
             code: pack
                 .map(|pack| Arc::new(move || packed(&pack)) as Arc<coprep_client::loader::Code>),
             reconnect: RECONNECT,
@@ -139,16 +147,25 @@ impl PyLoader {
     }
 
     /// Returns the next batch, one array per field, or `None` when the epoch has ended.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<Vec<PyArray>>> {
+    ///
+    /// `stream` is the number of a GPU and the handle of a stream there. With it, and with options for a GPU, batches come
+    /// there, unless their samples are of no fixed size.
+    #[pyo3(signature = (stream=None))]
+    fn next(&self, py: Python<'_>, stream: Option<(u32, u64)>) -> PyResult<Option<PyBatch>> {
+        let stream = stream.map(|(gpu, stream)| UserStream { gpu, stream });
         loop {
-            match py
-                .detach(|| self.client.next(poll_every(POLL_INTERVAL)))
-                .map_err(raise)?
-            {
+            let event = match py.detach(|| self.next_event(stream)).map_err(raise)? {
+                DeviceEvent::Host(event) => event,
+                DeviceEvent::Batch(batch) => {
+                    let batch = PyDeviceBatch::new(batch);
+                    return Ok(Some(PyBatch::Device(batch)));
+                }
+            };
+            match event {
                 Event::Batch(batch) => {
                     let arrays = batch.arrays().into_iter();
                     let arrays = arrays.map(|array| PyArray::new(py, array));
-                    return Ok(Some(arrays.collect::<PyResult<_>>()?));
+                    return Ok(Some(PyBatch::Host(arrays.collect::<PyResult<_>>()?)));
                 }
                 Event::EndOfEpoch => return Ok(None),
                 Event::Skipped(example) => warn_skipped(py, *example)?,
@@ -223,12 +240,26 @@ impl PyLoader {
         counts.set_item("reconnects", stats.reconnects)?;
         counts.set_item("errors", stats.errors)?;
         counts.set_item("skipped", stats.skipped)?;
+        counts.set_item("uploads", stats.uploads)?;
+        counts.set_item("uploaded_bytes", stats.uploaded_bytes)?;
+        counts.set_item("upload_wait_s", stats.upload_wait.as_secs_f64())?;
+        counts.set_item("not_pinned", stats.bounced)?;
         Ok(counts)
     }
 
     /// Leaves the coordinator.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.client.close());
+    }
+}
+
+impl PyLoader {
+    fn next_event(&self, stream: Option<UserStream>) -> Result<DeviceEvent, Error> {
+        let slice = poll_every(POLL_INTERVAL);
+        match stream {
+            Some(stream) => self.client.next_on(slice, stream),
+            None => self.client.next(slice).map(DeviceEvent::Host),
+        }
     }
 }
 

@@ -197,7 +197,7 @@ fn floats(bytes: &[u8]) -> Vec<f64> {
 }
 
 /// Reads one field of a named tuple, which has the name of the data loader's argument.
-fn field<'py, T>(object: &Bound<'py, PyAny>, name: &str) -> PyResult<T>
+pub(crate) fn field<'py, T>(object: &Bound<'py, PyAny>, name: &str) -> PyResult<T>
 where
     T: FromPyObjectOwned<'py>,
 {
@@ -221,7 +221,7 @@ where
 }
 
 /// Reads one field of a named tuple that is a named tuple itself, or `None`.
-fn optional<T>(
+pub(crate) fn optional<T>(
     object: &Bound<'_, PyAny>,
     name: &str,
     read: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>,

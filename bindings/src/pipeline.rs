@@ -251,7 +251,8 @@ impl PyPipeline {
         self.with(Op::RandomHorizontalFlip { p })
     }
 
-    /// Computes `(x / 255 - mean) / std` per channel, as float32. Must come last.
+    /// Computes `(x / 255 - mean) / std` per channel, as float32, unless the loader is given another `dtype`. Must come
+    /// last.
     ///
     /// Args:
     ///     mean: three finite numbers, for red, green and blue, in units of 0 to 1.

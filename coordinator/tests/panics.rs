@@ -104,6 +104,7 @@ impl Node {
             name: "test".into(),
             program: None,
             attach,
+            device: None,
             code: None,
             timeout: LIMIT,
             reconnect: LIMIT,

@@ -91,6 +91,7 @@ impl Node {
             name: "test".into(),
             program: None,
             attach,
+            device: None,
             code: None,
             timeout: LONG,
             reconnect: Duration::from_secs(5),

@@ -92,6 +92,12 @@ pub(crate) enum Command {
     Throttle(ThrottleArgs),
     /// Find problems of this machine that would hurt coprep, and say how to fix each.
     Doctor(DoctorArgs),
+    /// Say whether a GPU can be used, for a job whose own process has not begun to use CUDA.
+    #[command(hide = true)]
+    CheckGpu {
+        /// Number of the GPU among those that CUDA_VISIBLE_DEVICES leaves visible.
+        number: u32,
+    },
 }
 
 #[derive(ClapArgs)]

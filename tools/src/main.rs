@@ -7,6 +7,7 @@
 mod analyze;
 mod args;
 mod bench;
+mod check_gpu;
 mod doctor;
 mod logs;
 mod output;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         Command::Analyze(analyze) => analyze::run(&analyze),
         Command::Bench(bench) => bench::run(&place, &bench),
         Command::Doctor(doctor) => doctor::run(&place, &doctor),
+        Command::CheckGpu { number } => check_gpu::run(number),
     };
     outcome.unwrap_or_else(|e| {
         if e.is::<NobodyReads>() {

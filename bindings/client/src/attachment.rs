@@ -27,10 +27,10 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use coprep_protocol::message::Attached;
 use coprep_protocol::spec::{BLOB, Dtype, Field, NUMBER};
-use coprep_shared_memory::handover::{Item, Receiver};
+use coprep_shared_memory::handover::{Item, ItemKind, Receiver};
 use coprep_shared_memory::lock::lock;
 use coprep_shared_memory::staging::Layout;
-use coprep_shared_memory::view::{LargeMap, LargeValue, StagingView};
+use coprep_shared_memory::view::{LargeMap, LargeValue, PinnableView, StagingView};
 
 use crate::error::{Error, Result, forked, violation};
 
@@ -64,6 +64,8 @@ pub(crate) struct Attachment {
     pub(crate) fields: Arc<[Field]>,
     /// Index of the field that names the samples: by numbers of draws, or else by ids.
     pub(crate) number: usize,
+    /// Index of the field with the ids, which the user may want.
+    pub(crate) index: Option<usize>,
     view: StagingView,
     /// Index of the field whose samples may be larger than their slots.
     pub(crate) blob: Option<usize>,
@@ -82,6 +84,8 @@ struct Held {
     large: Vec<Weak<LargeMap>>,
 }
 
+/// Name of the field with the ids of the samples.
+pub(crate) const INDEX: &str = "index";
 /// Buffers that may always be held, whatever large samples they have: a job holds one batch while it waits for the
 /// next.
 const SMALLEST_SHARE: u32 = 2;
@@ -107,6 +111,7 @@ impl Attachment {
             receiver: Receiver::open(deliver, reply, doorbell).map_err(Error::from_lower)?,
             view: StagingView::open(staging, layout).map_err(Error::from_lower)?,
             number: number_of(&attached.fields)?,
+            index: named(&attached.fields, INDEX),
             fields: attached.fields.clone().into(),
             blob,
             held: (0..attached.buffers).map(|_| Mutex::default()).collect(),
@@ -177,6 +182,16 @@ impl Attachment {
         Ok(slice)
     }
 
+    /// Returns `true` if an item is a part of a batch and inside the staging area.
+    pub(crate) fn has(&self, item: &Item) -> bool {
+        item.kind() == Some(ItemKind::Part) && item.check(self.view.layout()).is_ok()
+    }
+
+    /// Maps the staging area once more, for a GPU that copies from it.
+    pub(crate) fn pinnable(&self) -> coprep_shared_memory::Result<PinnableView> {
+        self.view.pinnable()
+    }
+
     /// Maps the large samples of a slice.
     fn map_large(&self, item: &Item) -> coprep_shared_memory::Result<Vec<(u32, Arc<LargeMap>)>> {
         let slots = item.start..item.start + item.len;
@@ -216,14 +231,16 @@ impl Attachment {
     }
 }
 
+/// Returns the index of the field of numbers with this name.
+fn named(fields: &[Field], name: &str) -> Option<usize> {
+    let is_field = |f: &Field| f.name == name && f.dtype == Dtype::I64 && f.shape.is_empty();
+    fields.iter().position(is_field)
+}
+
 fn number_of(fields: &[Field]) -> Result<usize> {
-    let named = |name: &str| {
-        let is_field = |f: &Field| f.name == name && f.dtype == Dtype::I64 && f.shape.is_empty();
-        fields.iter().position(is_field)
-    };
     // Where samples are drawn with replacement, ids repeat, and the numbers of draws name the samples.
-    named(NUMBER)
-        .or_else(|| named("index"))
+    named(fields, NUMBER)
+        .or_else(|| named(fields, INDEX))
         .ok_or_else(|| violation("its batches have no ids"))
 }
 
@@ -293,7 +310,7 @@ impl Drop for HeldSlots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use coprep_shared_memory::handover::{Doorbell, ItemKind, Sender};
+    use coprep_shared_memory::handover::{Doorbell, Sender};
     use coprep_shared_memory::staging::StagingPool;
 
     const BUFFERS: u32 = 2;

@@ -1,14 +1,17 @@
 //! Requests that commands make of the coordinator.
 
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
+use coprep_device::ErrorKind as DeviceErrorKind;
 use coprep_protocol::message::{Reply, Request, Status, Warm, WarmProgress};
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{Field, PipelineSpec};
 
 use crate::connection::{ConnectOptions, Connection};
-use crate::error::{Result, refused, violation};
+use crate::error::{Error, ErrorKind, Result, refused, violation};
+use crate::launch::ask_program;
 use crate::notice::no_notice;
 use crate::timeout::{InterruptCheck, Timeout, no_interrupt};
 
@@ -19,6 +22,8 @@ const WORK_TIMEOUT: Duration = Duration::from_secs(600);
 /// Number of coordinators that are asked for a description before the last one's end is an error. A listing that ends
 /// each coordinator must not start new ones for ever.
 const ATTEMPTS: u32 = 5;
+/// Longest time that a driver may take to answer. It takes some seconds where no other process uses a GPU.
+const DRIVER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest time that a coordinator may take to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -36,6 +41,43 @@ pub fn status(paths: &CoordinatorPaths, slow: u32) -> Result<Status> {
     match connection.ask(&request, "the status", ANSWER_TIMEOUT, &no_interrupt())? {
         Reply::Status(status) => Ok(*status),
         other => unexpected(&other),
+    }
+}
+
+/// Asks the NVIDIA driver, in a process of its own, whether a GPU can be used. Returns the newest version of CUDA that
+/// the driver supports, such as `13.0`.
+///
+/// The process of the caller does not begin to use CUDA by that, and may still fork children that do. `program` is the
+/// path of the `coprep` program, unless `COPREP_BIN` names another.
+///
+/// # Errors
+/// [`crate::ErrorKind::Device`] in the driver's words; or the program cannot be run.
+pub fn check_gpu(
+    program: Option<&Path>,
+    number: u32,
+    interrupt_check: &InterruptCheck,
+) -> Result<String> {
+    let unusable = |why: String| Error::new(ErrorKind::Device(DeviceErrorKind::Refused), why);
+    let timeout = Timeout::new(DRIVER_TIMEOUT, interrupt_check);
+    let number = number.to_string();
+    let answer = match ask_program(program, &["check-gpu", &number], &timeout) {
+        Err(e) if *e.kind() == ErrorKind::Timeout => {
+            let seconds = DRIVER_TIMEOUT.as_secs();
+            let error = unusable(format!("the NVIDIA driver does not answer for {seconds} s"));
+            return Err(error.with_remedy(
+                "check that nvidia-smi works, and look for messages of the driver in dmesg",
+            ));
+        }
+        answer => answer?,
+    };
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap_or_default();
+    match (answer["cuda"].as_str(), answer["error"].as_str()) {
+        (Some(version), _) => Ok(version.to_owned()),
+        (None, Some(error)) => Err(unusable(error.to_owned())),
+        (None, None) => Err(
+            unusable("the NVIDIA driver ended the process that asked it".into())
+                .with_remedy("run `coprep doctor`, and look for messages of the driver in dmesg"),
+        ),
     }
 }
 

@@ -40,6 +40,8 @@ pub enum ErrorKind {
     Closed,
     /// The owner's interrupt check ended the wait. The source is its reason.
     Interrupted,
+    /// The job's GPU cannot be used, or failed.
+    Device(coprep_device::ErrorKind),
     /// Shared memory could not be mapped, or its contents are malformed.
     Memory(coprep_shared_memory::ErrorKind),
     /// The coordinator sent a message that violates the protocol.
@@ -59,6 +61,12 @@ impl ErrorKind {
 impl From<coprep_shared_memory::ErrorKind> for ErrorKind {
     fn from(kind: coprep_shared_memory::ErrorKind) -> Self {
         ErrorKind::Memory(kind)
+    }
+}
+
+impl From<coprep_device::ErrorKind> for ErrorKind {
+    fn from(kind: coprep_device::ErrorKind) -> Self {
+        ErrorKind::Device(kind)
     }
 }
 
@@ -167,6 +175,21 @@ pub(crate) fn forked(owner: u32) -> Error {
 
 pub(crate) fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the loader is closed")
+}
+
+/// Returns the error of a GPU, or a call of its driver, that does not answer.
+pub(crate) fn gpu_hangs(gpu: u32, waited: Duration) -> Error {
+    let kind = ErrorKind::Device(coprep_device::ErrorKind::Timeout);
+    let seconds = waited.as_secs_f64();
+    Error::new(kind, format!("GPU {gpu} does not get on with a batch"))
+        .because(format!("not done after {seconds:.1} s"))
+        .with_remedy("look for Xid messages of the driver in dmesg, and start the process again")
+}
+
+pub(crate) fn gpu_thread_ended() -> Error {
+    let kind = ErrorKind::Device(coprep_device::ErrorKind::Fault);
+    Error::new(kind, "the thread that copies batches to the GPU has ended")
+        .with_remedy("make a new loader")
 }
 
 pub(crate) fn interrupted(why: Interrupt) -> Error {

@@ -9,14 +9,14 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use coprep_protocol::paths::{self, CoordinatorPaths, open_private};
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use crate::connection::{ConnectOptions, Connection};
-use crate::error::{ErrorKind, Result, absent, no_place, not_started};
+use crate::error::{ErrorKind, Result, absent, no_place, not_started, timed_out};
 use crate::raw;
 use crate::timeout::Timeout;
 
@@ -232,6 +232,50 @@ fn find_program(named: Option<&Path>) -> Result<PathBuf> {
         not_started("the program `coprep` is not found beside Python nor in PATH")
             .with_remedy("install coprep into this environment, or name the program in COPREP_BIN")
     })
+}
+
+/// Runs the `coprep` program and returns its output. Its errors are lost.
+///
+/// # Errors
+/// [`ErrorKind::Start`] if it cannot be run; [`ErrorKind::Timeout`].
+pub(crate) fn ask_program(
+    named: Option<&Path>,
+    arguments: &[&str],
+    timeout: &Timeout<'_>,
+) -> Result<String> {
+    let program = find_program(named)?;
+    let what = |e: std::io::Error| not_started(format!("{}: {e}", program.display()));
+    let mut child = Command::new(&program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(what)?;
+    let answered = read_all(&mut child, timeout);
+    if answered.is_err() {
+        let _ = child.kill();
+    }
+    child.wait().map_err(what)?;
+    answered
+}
+
+fn read_all(child: &mut Child, timeout: &Timeout<'_>) -> Result<String> {
+    let mut output = Vec::new();
+    let Some(mut pipe) = child.stdout.take() else {
+        return Ok(String::new());
+    };
+    loop {
+        if !timeout.until_readable(pipe.as_fd())? {
+            let silent = "the program that was started says nothing".to_owned();
+            return Err(timed_out("its answer", timeout.waited(), silent));
+        }
+        let mut part = [0; 512];
+        match pipe.read(&mut part) {
+            Ok(0) | Err(_) => return Ok(String::from_utf8_lossy(&output).into_owned()),
+            Ok(n) => output.extend_from_slice(&part[..n]),
+        }
+    }
 }
 
 fn on_path() -> Option<PathBuf> {

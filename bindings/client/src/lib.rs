@@ -8,6 +8,7 @@
 //! | [`loader`] | attaches, takes items, makes batches of them, records the samples that were given, reconnects |
 //! | [`preparation`] | tells the coordinator early which user code will be needed |
 //! | [`batch`] | a batch and its memory: a view of a staging buffer, or a private copy |
+//! | [`device`] | batches on the job's GPU |
 //!
 //! # The life of a batch
 //!
@@ -44,6 +45,7 @@ mod attachment;
 pub mod batch;
 pub mod connection;
 pub mod control;
+pub mod device;
 mod error;
 mod launch;
 pub mod loader;
@@ -56,7 +58,7 @@ mod timeout;
 pub use batch::{Array, Batch};
 pub use connection::Connection;
 pub use error::{Error, ErrorKind, Interrupt, Result};
-pub use loader::{Event, Loader};
+pub use loader::{DeviceEvent, Event, Loader};
 pub use notice::{Notice, no_notice};
 pub use preparation::Preparation;
 pub use stats::Stats;

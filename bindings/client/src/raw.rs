@@ -1,5 +1,5 @@
-//! Foreign interfaces: memory that others may write, a program that outlives its starter, and descriptors that a forked
-//! child does not keep.
+//! Foreign interfaces: memory that others may write, tensors of the user on a GPU, a program that outlives its starter,
+//! and descriptors that a forked child does not keep.
 //!
 //! All other code of this crate is safe and uses these few functions.
 #![expect(
@@ -15,6 +15,7 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
+use coprep_device::{Context, DeviceMemory, Stream};
 use coprep_shared_memory::view::LargeMap;
 
 use crate::attachment::HeldSlots;
@@ -99,6 +100,21 @@ pub(crate) fn integers(slice: &HeldSlots, field: usize) -> Vec<i64> {
     (0..len / size_of::<i64>())
         .map(|i| unsafe { source.add(i).read_unaligned() })
         .collect()
+}
+
+/// Returns the stream of the user that a [`UserStream`](crate::device::UserStream) names.
+pub(crate) fn user_stream(context: &Context, stream: u64) -> Stream {
+    // SAFETY: the handle is one of a stream of this GPU which outlives the call that brought it, as `UserStream` says.
+    // The value is dropped before that call returns.
+    unsafe { Stream::of_caller(context, stream) }
+}
+
+/// Returns the memory of a tensor that the user has allocated for [`DeviceBatch::write`](crate::device::DeviceBatch).
+pub(crate) fn tensor(address: u64, bytes: usize) -> DeviceMemory {
+    // SAFETY: the caller of `DeviceBatch::write` gives addresses of tensors of these bytes. If the user frees a tensor
+    // before the work has ended, its allocator gives the memory only to later work of the same stream, or waits for the
+    // GPU, as CUDA does.
+    unsafe { DeviceMemory::of_caller(address, bytes) }
 }
 
 /// A socket that children forked by this process must not keep, because their copies would hold the connection open

@@ -31,6 +31,16 @@ pub struct Stats {
     pub errors: u64,
     /// Samples that are left out of the epochs because they failed. Each counts once.
     pub skipped: u64,
+    /// Copies to the GPU: one for each part of a batch.
+    pub uploads: u64,
+    /// Bytes of these copies.
+    pub uploaded_bytes: u64,
+    /// Time spent waiting for the GPU: for copies to begin, and before that for the job's own work that reads all
+    /// buffers. It is no part of the stall.
+    pub upload_wait: Duration,
+    /// Reason why the staging area is not pinned, and the processor copies batches before the GPU does. `None` if it is
+    /// pinned, or nothing was uploaded.
+    pub bounced: Option<String>,
 }
 
 impl Stats {

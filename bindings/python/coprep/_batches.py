@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coprep import _coprep, _exchange
+from coprep._device import Gpu, ImageForm
 from coprep._errors import SampleError, warn_skipped
 from coprep._seeding import seed_all
 from coprep._structure import Framework, Structure, convert
@@ -35,17 +36,30 @@ def framework_of(name: str | None) -> Framework:
 
 
 class Images:
-    """Makes the batches of a native pipeline: ``(images, labels)``, and the ids if ``with_index``."""
+    """Makes the batches of a native pipeline: ``(images, labels)``, and the ids if ``with_index``.
 
-    def __init__(self, framework: Framework, with_index: bool) -> None:
+    Args:
+        form: type and memory format of the images.
+        gpu: the GPU that batches come on.
+    """
+
+    def __init__(self, framework: Framework, with_index: bool, form: ImageForm, gpu: Gpu | None) -> None:
         self._torch = framework == "torch"
         self._fields = 3 if with_index else 2
+        self._form = form
+        self._gpu = gpu
 
-    def __call__(self, arrays: list[_coprep.Array], loader: _coprep.Loader) -> Any:
+    def __call__(self, arrays: Given, loader: _coprep.Loader) -> Any:
+        if isinstance(arrays, _coprep.DeviceBatch):
+            assert self._gpu is not None
+            images, labels = self._gpu.tensors(arrays)
+            batch = (self._form.of_device(images, arrays.why_unconverted), labels, ids_on_host(arrays))
+            return batch[: self._fields]
         if self._torch:
             import torch
 
-            return tuple(torch.from_numpy(np.asarray(array)) for array in arrays[: self._fields])
+            images, *rest = (torch.from_numpy(np.asarray(array)) for array in arrays[: self._fields])
+            return (self._form.of_host(images), *rest)
         return tuple(np.asarray(array) for array in arrays[: self._fields])
 
 
@@ -56,11 +70,20 @@ class Samples:
         collate: the user's ``collate_fn``, or ``None`` for the default.
         batched: whether samples become batches. Otherwise a batch is one sample, converted as PyTorch does without
             batching.
-        with_index: whether batches are ``(batch, ids)``.
+        with_index: whether batches are ``(batch, ids)``. The ids stay on the host.
+        gpu: the GPU for batches, or ``None`` if they stay on the host.
     """
 
-    def __init__(self, framework: Framework, collate: Collate | None, batched: bool, with_index: bool) -> None:
+    def __init__(
+        self,
+        framework: Framework,
+        collate: Collate | None,
+        batched: bool,
+        with_index: bool,
+        gpu: Gpu | None = None,
+    ) -> None:
         self._framework = framework
+        self._gpu = gpu
         self._collate = collate
         self._batched = batched
         self._with_index = with_index
@@ -76,11 +99,15 @@ class Samples:
         """Whether samples become batches, of one sample or more."""
         return self._batched
 
-    def __call__(self, arrays: list[_coprep.Array], loader: _coprep.Loader) -> Any:
+    def __call__(self, arrays: Given, loader: _coprep.Loader) -> Any:
         structure = self._structure
         if structure is None:
             structure = self._structure = _exchange.loads(loader.attached()["structure"])
             _warn_of_seeds(structure.lost_seeds)
+        if isinstance(arrays, _coprep.DeviceBatch):
+            assert self._gpu is not None
+            batch = structure.batch(self._gpu.tensors(arrays), None, len(arrays), self._gpu.leaf)
+            return (batch, ids_on_host(arrays)) if self._with_index else batch
         blobs = _blobs(arrays[-2]) if structure.has_blob else None
         *fields, index = [np.asarray(array) for array in arrays]
         if structure.has_blob:
@@ -107,6 +134,8 @@ class Samples:
         return batch if self._collate is None else self._collate(batch)
 
     def _with_ids(self, batch: Any, index: Array) -> Any:
+        if self._gpu is not None:
+            batch = self._gpu.move(batch)
         if not self._with_index:
             return batch
         if self._framework == "torch":
@@ -119,8 +148,8 @@ class Samples:
 class Iterated(Samples):
     """Makes the batches of an iterable dataset. Each comes as one sample that holds all its items."""
 
-    def __init__(self, framework: Framework, collate: Collate | None, batched: bool) -> None:
-        super().__init__(framework, collate, batched, with_index=False)
+    def __init__(self, framework: Framework, collate: Collate | None, batched: bool, gpu: Gpu | None) -> None:
+        super().__init__(framework, collate, batched, with_index=False, gpu=gpu)
 
     @property
     def whole(self) -> bool:
@@ -137,6 +166,14 @@ class Iterated(Samples):
         # Each batch may have another shape, so the structure of the one before is of no use.
         samples = Samples(self._framework, None, batched=True, with_index=False)
         return samples.collate_here(items, np.empty(0, np.int64))
+
+
+def ids_on_host(batch: _coprep.DeviceBatch) -> Any:
+    """Returns the ids of a batch that lies on a GPU."""
+    import torch
+
+    # A copy, since tensors are writable and bytes are not.
+    return torch.from_numpy(np.frombuffer(bytearray(batch.ids), np.int64))
 
 
 def _blobs(array: _coprep.Array) -> list[memoryview]:
@@ -179,7 +216,8 @@ class InJob:
         """Number of samples that failed and were left out. Each counts once."""
         return len(self._skipped)
 
-    def __call__(self, arrays: list[_coprep.Array], loader: _coprep.Loader) -> Any:
+    def __call__(self, arrays: Given, loader: _coprep.Loader) -> Any:
+        assert not isinstance(arrays, _coprep.DeviceBatch)
         visits, index = (np.asarray(array) for array in arrays)
         # A visit may need all 64 bits, if other jobs of the stream are in another epoch. The field's type is int64.
         visits = visits.view(np.uint64)
@@ -273,4 +311,5 @@ def pinner(pin_memory: bool, device: str) -> Callable[[Any], Any] | None:
     return lambda batch: pin(batch, device or None)
 
 
-Make = Callable[[list[_coprep.Array], _coprep.Loader], Any]
+Given = list[_coprep.Array] | _coprep.DeviceBatch
+Make = Callable[[Given, _coprep.Loader], Any]

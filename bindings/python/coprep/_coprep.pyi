@@ -84,7 +84,9 @@ class Pipeline:
         """
 
     def normalize(self, mean: Iterable[float], std: Iterable[float]) -> Pipeline:
-        """Computes ``(x / 255 - mean) / std`` per channel, as float32. Must come last.
+        """Computes ``(x / 255 - mean) / std`` per channel, as float32, unless the loader is given another ``dtype``.
+
+        Must come last.
 
         Args:
             mean: three finite numbers, for red, green and blue, in units of 0 to 1.
@@ -122,6 +124,22 @@ class Array:
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
+class DeviceBatch:
+    """A batch on a GPU, which is to be written to tensors."""
+
+    @property
+    def fields(self) -> list[tuple[str, list[int], bool]]:
+        """Tensors to allocate: the name of their dtype, their shape, and whether they are ``channels_last``."""
+    @property
+    def ids(self) -> bytes:
+        """Ids of the samples, native-endian, 64 bits each."""
+    @property
+    def why_unconverted(self) -> str | None:
+        """Reason why images are not converted, although they should be."""
+    def __len__(self) -> int: ...
+    def write(self, addresses: list[int], stream: int) -> None:
+        """Puts the work that fills tensors with these addresses into a stream, once."""
+
 class JobState(TypedDict):
     """The state of a job. All of it but ``all_ranks`` makes a ``ResumeFrom``."""
 
@@ -150,7 +168,7 @@ class Loader:
         preparation: Preparation | None,
     ) -> None: ...
     def start_epoch(self, order: bytes | None = None) -> int: ...
-    def next(self) -> list[Array] | None: ...
+    def next(self, stream: tuple[int, int] | None = None) -> list[Array] | DeviceBatch | None: ...
     def batches_per_epoch(self) -> int: ...
     def attached(self) -> dict[str, Any]: ...
     def state(self) -> JobState: ...
@@ -250,3 +268,5 @@ def user_dataset(
 def status(socket: str | os.PathLike[str] | None = None, slow: int = 0) -> str: ...
 def stop(socket: str | os.PathLike[str] | None = None) -> int: ...
 def parse_size(text: str) -> int: ...
+def normalize_table(pipeline: Pipeline) -> bytes | None: ...
+def check_gpu(number: int) -> str: ...

@@ -17,6 +17,7 @@ class Epoch(Iterator[Any]):
         native: the native loader, which has begun the epoch.
         make: makes a batch of its arrays.
         pin: copies a batch into pinned memory, or ``None``.
+        stream: returns the GPU and its stream for batches, or ``None`` if the native loader gives them on the host.
         length: returns the number of batches in the epoch. It may raise if that is unknown.
         is_current: returns whether no later pass of the same loader has begun.
         failed: the error of the first samples, if the epoch could not begin because of it.
@@ -27,6 +28,7 @@ class Epoch(Iterator[Any]):
         native: _coprep.Loader,
         make: Make,
         pin: Callable[[Any], Any] | None,
+        stream: Callable[[], tuple[int, int]] | None,
         *,
         length: Callable[[], int],
         is_current: Callable[[], bool],
@@ -35,6 +37,7 @@ class Epoch(Iterator[Any]):
         self._native = native
         self._make = make
         self._pin = pin
+        self._stream = stream
         self._length = length
         self._is_current = is_current
         self._failed = failed
@@ -60,7 +63,7 @@ class Epoch(Iterator[Any]):
             if self._failed is not None:
                 self._fail(self._failed)
             try:
-                arrays = self._native.next()
+                arrays = self._native.next() if self._stream is None else self._native.next(self._stream())
             except SampleError as error:
                 raised = users_exception(error)
                 raise raised from raised.__cause__

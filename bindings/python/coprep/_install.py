@@ -191,7 +191,7 @@ class _AsPyTorch(DataLoader[Any]):
             self._private = self._unshared(str(error), shuffle=self._shuffle)
             # It may be attached already, since a dataset is pickled only once the coordinator asks for it.
             self.close()
-        return iter(self._private)
+        return self._unshared_batches()
 
     def state_dict(self) -> dict[str, Any]:
         # Libraries ask every loader that has this method, even one that has not begun and has no state.

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from coprep import _arguments as arguments
 from coprep import _coprep, _sharing, _state
 from coprep._batches import Images, InJob, Iterated, Make, Samples, framework_of, pinner, samples_errors
+from coprep._device import ImageForm, gpu_of
 from coprep._epoch import Epoch
 from coprep._errors import CacheWarning, CoprepError, SampleError
 from coprep._options import JobOptions, ResumeFrom
@@ -40,14 +41,14 @@ _LONGEST = 1e7
 """Longest ``timeout`` in seconds (116 days). A longer one, infinity too, is cut to this."""
 _preparations: weakref.WeakKeyDictionary[DataLoader[Any], _coprep.Preparation] = weakref.WeakKeyDictionary()
 """Preparations of loaders that are not connected yet. Not attributes, since such a loader can be pickled."""
-_with_other_ranks: weakref.WeakSet[DataLoader] = weakref.WeakSet()
-"""Loaders of jobs with several ranks."""
+_to_close: weakref.WeakSet[DataLoader] = weakref.WeakSet()
+"""Loaders that are closed when this process ends: of jobs with several ranks, and with batches on a GPU."""
 
 
 @atexit.register
 def _leave_jobs() -> None:
-    """Lets the other ranks of this process's jobs know that it ends, while it still can."""
-    for loader in list(_with_other_ranks):
+    """Lets the other ranks of this process's jobs know that it ends, while it still can. Ends the use of GPUs."""
+    for loader in list(_to_close):
         loader.close()
 
 
@@ -57,7 +58,7 @@ _told_multiprocessing: set[int] = set()
 
 def _leave_when_process_ends(loader: DataLoader) -> None:
     """Lets the other ranks of the loader's job know when this process ends in order."""
-    _with_other_ranks.add(loader)
+    _to_close.add(loader)
     # A process that `multiprocessing` has forked runs its functions for the end, and none that `atexit` has.
     module = sys.modules.get("multiprocessing.util")
     if module is not None and os.getpid() not in _told_multiprocessing:
@@ -76,7 +77,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
     a Python dataset as soon as its loader is made, in the background, so that the first batch need not wait for that.
 
     - The batches of a **native pipeline** (``coprep.ImageFolder(...)...``) are ``(images, labels)``: images are uint8,
-      or float32 after ``normalize``, of shape (batch, 3, height, width); labels are int64 of shape (batch,).
+      or after ``normalize`` float32 (or ``dtype``), of shape (batch, 3, height, width); labels are int64 of shape (batch,).
     - The batches of a map-style **Python dataset** are what PyTorch's default collation, or ``collate_fn``, makes of
       its samples. Worker processes that all jobs of the stream share run ``dataset[i]``.
     - An **IterableDataset** is shared in a ``cohort``, whose jobs get the batches of one iteration. Elsewhere it works
@@ -138,6 +139,11 @@ class DataLoader(TorchInterface, Generic[T_co]):
             so.
         cohort_size: number of jobs to wait for.
         framework: ``"torch"``, ``"numpy"``, or ``None``: torch if it is installed.
+        device: ``"cuda"``, ``"cuda:1"`` or a ``torch.device``: batches are tensors on that GPU, copied ahead. Images are
+            copied as uint8 and normalised there. Ids stay on the host. ``None``, ``"cpu"``: the host.
+        dtype: for a native pipeline that ends with ``normalize``: ``torch.float32`` (default), ``torch.float16`` or
+            ``torch.bfloat16``.
+        memory_format: for a native pipeline: ``torch.contiguous_format`` (default) or ``torch.channels_last``.
         cache: form in which samples are cached: ``"auto"`` (for each sample the form that saves most time for its
             bytes, or none), ``"off"``, ``"encoded"`` (native pipelines), ``"decoded"`` (of a Python dataset: the value
             of ``dataset[i]``, before ``transform``), ``"prepared"`` (Python datasets: after everything, so that nothing
@@ -152,6 +158,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
 
     Raises:
         ValueError, TypeError: an argument is wrong (some are checked at first use).
+        RuntimeError: the GPU that ``device`` names cannot be used.
     """
 
     def __init__(
@@ -185,6 +192,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
         cohort: str | None = None,
         cohort_size: int | None = None,
         framework: Literal["torch", "numpy"] | None = None,
+        device: Any = None,
+        dtype: Any = None,
+        memory_format: Any = None,
         cache: Literal["auto", "off", "encoded", "decoded", "prepared"] | None = None,
         cache_bytes: int | str | None = None,
         cache_policy: Literal["no-eviction", "lru"] = "no-eviction",
@@ -239,6 +249,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
             raise TypeError(
                 "a native pipeline makes whole batches: it takes no collate_fn, transform or batch_size=None"
             )
+        self._gpu = gpu_of(device, self._framework)
+        form = ImageForm(dtype, memory_format, dataset if self._is_native else None, self._framework)
         self._limit = min(float(timeout) or _TIMEOUT, _LONGEST)
         arguments.check_rank(rank, world_size)
         self._given_rank = GivenRank(rank, world_size, group)
@@ -263,6 +275,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             cache_bytes=arguments.size("cache_bytes", cache_bytes),
             lru=cache_policy == "lru",
             reuse=arguments.reuse(reuse, cache),
+            device=None,
         )
         self._apply(shared_order)
         if self._own_order is not None:
@@ -275,8 +288,11 @@ class DataLoader(TorchInterface, Generic[T_co]):
             self._set_subset(subset)
         self._code: Any = None
         self._identity: Any = None
-        self._make: Make = self._choose_maker(spawn, on_error == "skip")
-        self._pin = pinner(pin_memory, pin_memory_device)
+        self._make: Make = self._choose_maker(spawn, on_error == "skip", form)
+        if self._gpu is not None and (self._is_native or (type(self._make) is Samples and not self._make.whole)):
+            self._options = self._options._replace(device=form.on_device)
+        # Batches that go to a GPU are pinned on their way, if they have to be.
+        self._pin = pinner(pin_memory and self._gpu is None, pin_memory_device)
         self._loader: _coprep.Loader | None = None
         self._resume: ResumeFrom | None = None
         self._resumes_order = False
@@ -368,17 +384,17 @@ class DataLoader(TorchInterface, Generic[T_co]):
         """Returns the number of samples of the dataset, or ``None`` if only the coordinator knows it."""
         return None if self._is_native or isinstance(self.dataset, str) else len(self.dataset)
 
-    def _choose_maker(self, spawn: bool, skip_errors: bool) -> Make:
+    def _choose_maker(self, spawn: bool, skip_errors: bool, form: ImageForm) -> Make:
         """Returns the function that makes batches of the coordinator's arrays. Sets the code that workers run."""
         if self._is_native:
-            return Images(self._framework, self._with_index)
+            return Images(self._framework, self._with_index, form, self._gpu)
         from coprep._usercode import UserCode
 
         if self._iterated is not None:
-            made = Iterated(self._framework, self._collate, self._batched)
+            made = Iterated(self._framework, self._collate, self._batched, self._gpu)
             self._code = UserCode(self._batches(), None, None, whole=True, batched=self._batched, spawn=spawn)
             return made
-        samples = Samples(self._framework, self._collate, self._batched, self._with_index)
+        samples = Samples(self._framework, self._collate, self._batched, self._with_index, self._gpu)
         self._code = UserCode(
             self.dataset,
             self.transform,
@@ -437,7 +453,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
         if self._is_in_job:
             # The coordinator has no values of this dataset to cache.
             options = options._replace(cache="off", cache_bytes=None, reuse=0)
-        if rank_id.world_size > 1:
+        # The thread that copies to a GPU must not call the driver while the process ends.
+        if rank_id.world_size > 1 or options.device is not None:
             _leave_when_process_ends(self)
         return _coprep.Loader(
             pipeline,
@@ -505,7 +522,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         Leaving an epoch early (``break``) gives up its rest; the next pass is a whole epoch.
         """
         if self._private is not None:
-            return iter(self._private)
+            return self._unshared_batches()
         if not self._is_native and not isinstance(self.dataset, str):
             # A sampler of the user's own has to be iterated before its number of samples is known.
             sized = self if self._own_order is None else self.dataset
@@ -521,7 +538,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
                 raise
             # The other members of the cohort come to the same decision about their samplers.
             self._private = self._unshared(str(error))
-            return iter(self._private)
+            return self._unshared_batches()
         try:
             self._native.start_epoch(order)
         except SampleError as error:
@@ -536,10 +553,16 @@ class DataLoader(TorchInterface, Generic[T_co]):
             self._native,
             self._make,
             self._pin,
+            None if self._options.device is None or self._gpu is None else self._gpu.stream,
             length=self.__len__,
             is_current=lambda: self._iteration == number,
             failed=failed,
         )
+
+    def _unshared_batches(self) -> Iterator[Any]:
+        """Returns an iterator over the batches of PyTorch's own loader, on the GPU if they are to be there."""
+        batches = iter(self._private)
+        return batches if self._gpu is None else map(self._gpu.move, batches)
 
     def _next_order(self) -> bytes | None:
         """Returns the order that the user's own sampler gives the next epoch."""
@@ -630,7 +653,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
         The keys are ``batches``, ``samples``, ``copies`` (batches that were copied), ``copied_bytes``, ``errors`` and
         ``reconnects``; ``skipped``, the samples that are left out of the epochs because they failed, each counted once;
         and the seconds that the job waited, ``wait_s``. ``fetch_stall_s``, ``prep_stall_s`` and ``others_stall_s``
-        split these seconds by their cause: storage, processors, or other jobs.
+        split these seconds by their cause: storage, processors, or other jobs. With ``device="cuda"``: ``uploads`` (copies
+        to the GPU, those ahead too), ``uploaded_bytes``, ``upload_wait_s`` (seconds that the job waited for the GPU, which
+        are no part of ``wait_s``), and ``not_pinned``, the reason why copies go through pinned buffers, or ``None``.
 
         Args:
             slow: number of the most expensive samples of the stream to add as ``slow``, each with ``id``, ``path``, and
@@ -672,6 +697,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             parts += [f"seed={options.seed}"] if options.seed is not None else []
             parts += [f"{options.draws.length} draws with replacement"] if options.draws is not None else []
             parts += ["a subset"] if options.subset is not None else []
+            parts += [f"on {self._gpu}"] if self._gpu is not None else []
             parts.append("samples made in this process" if self._is_in_job else "shared")
         return f"<coprep.DataLoader of {dataset}: {', '.join(parts)}>"
 

@@ -36,6 +36,15 @@ class Cohort(NamedTuple):
     """Number of jobs to wait for."""
 
 
+class DeviceForm(NamedTuple):
+    """The form of batches on a GPU."""
+
+    dtype: str
+    """Name of the type of images after ``normalize``. Other parts keep their types."""
+    channels_last: bool
+    """``True`` if the channels of a pixel lie together in memory."""
+
+
 class JobOptions(NamedTuple):
     """Options that a job keeps for all its connections."""
 
@@ -63,6 +72,8 @@ class JobOptions(NamedTuple):
     lru: bool
     reuse: int
     """Number of uses of a prepared sample before it is made anew; 0 if it was not given."""
+    device: DeviceForm | None
+    """Form of batches that the native loader puts on a GPU, or ``None`` if it puts none there."""
 
 
 class ResumeFrom(NamedTuple):

@@ -74,7 +74,7 @@ class Structure:
         self._root = root
         self._texts = texts
         self._put: Put | None = None
-        self._builds: dict[str, Build] = {}
+        self._builds: dict[str | Leaf, Build] = {}
 
     @classmethod
     def of(cls, sample: Any, *, whole: bool = False) -> Structure:
@@ -111,14 +111,14 @@ class Structure:
         put(sample, views, index, texts)
         return pack(texts) if texts else None
 
-    def batch(self, arrays: Sequence[Array], blobs: Blobs, count: int, framework: Framework) -> Any:
+    def batch(self, arrays: Sequence[Any], blobs: Blobs, count: int, framework: Framework | Leaf) -> Any:
         """Returns the batch of ``count`` samples.
 
         Args:
             arrays: one of shape (count, \\*shape) per field. Tensors lie in them.
             blobs: the results of ``write`` for each sample, as bytes, if ``has_blob``.
             count: number of samples.
-            framework: type of the batch's leaves. A bfloat16 field becomes float32 in numpy.
+            framework: type of the batch's leaves, or what makes them. A bfloat16 field becomes float32 in numpy.
         """
         texts = [unpack(blob) for blob in blobs[:count]] if self.has_blob and blobs is not None else []
         if self.has_blob and len(texts) != count:
@@ -127,7 +127,8 @@ class Structure:
             return texts
         build = self._builds.get(framework)
         if build is None:
-            build = self._builds[framework] = self._root.builder(_leaf(framework), False)
+            leaf = _leaf(framework) if isinstance(framework, str) else framework
+            build = self._builds[framework] = self._root.builder(leaf, False)
         return build(arrays, texts, count)
 
     def __getstate__(self) -> tuple[_Node | None, list[Field], int, list[str]]:

@@ -65,7 +65,10 @@ impl Stream {
 
     /// Fails while the work of the stream is being recorded into a CUDA graph. The recorded work would run later, any
     /// number of times, when the memory that it uses may belong to another batch.
-    pub(crate) fn check_not_captured(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) while it is being captured.
+    pub fn check_not_captured(&self) -> Result<()> {
         let mut status = 0u32;
         // SAFETY: the stream lives. The driver writes an enum of 32 bits to the variable, which has these, and lives
         // until the call returns.

@@ -479,3 +479,24 @@ fn a_pinnable_view_of_fewer_bytes_than_the_layout_says_is_refused() {
     let larger = Layout::new(&[5000, 8], 4, 4).unwrap();
     assert!(PinnableView::open(&pool.reader_fd().unwrap(), larger).is_err());
 }
+
+#[test]
+fn an_item_is_seen_before_it_is_taken_unless_it_was_taken_back() {
+    let Handover {
+        mut sender,
+        receiver,
+        ..
+    } = handover();
+    let seen = || [0, 1, 2].map(|ahead| receiver.peek(ahead).map(|(seq, item)| (seq, item.tag)));
+    assert_eq!(seen(), [None; 3]);
+    sender.publish(part(10)).unwrap();
+    sender.publish(part(11)).unwrap();
+    assert_eq!(seen(), [Some((0, 10)), Some((1, 11)), None]);
+    let (seq, item) = receiver.try_next().unwrap().unwrap();
+    assert_eq!((seq, item.tag), (0, 10));
+    assert_eq!(seen(), [Some((1, 11)), None, None]);
+    assert_eq!(sender.take_back().unwrap(), 1);
+    assert_eq!(seen(), [None; 3]);
+    sender.publish(part(12)).unwrap();
+    assert_eq!(seen(), [Some((2, 12)), None, None]);
+}

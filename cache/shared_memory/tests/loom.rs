@@ -144,6 +144,34 @@ fn release(releaser: &mut Releaser, words: &SharedPlain, seq: u64, bell: Option<
 }
 
 #[test]
+fn an_item_that_was_looked_at_is_the_one_that_is_taken_later() {
+    model(3, || {
+        let words = SharedPlain::new(2);
+        let mut publisher = Publisher::new(words.clone());
+        publisher.publish(&item(0), &words.0.futex).unwrap();
+        let consumer = thread::spawn({
+            let words = words.clone();
+            move || {
+                let taker = Taker;
+                let seen = [taker.peek(&words, 0), taker.peek(&words, 1)];
+                while let Some((seq, taken, _)) = taker.take(&words) {
+                    let before = seen.iter().flatten().find(|(number, _)| *number == seq);
+                    assert!(before.is_none_or(|(_, before)| *before == taken));
+                }
+            }
+        });
+        // The places of the items that are taken back are used again.
+        for tags in [1..3, 3..5] {
+            publisher.take_back().unwrap();
+            for tag in tags {
+                let _ = publisher.publish(&item(tag), &words.0.futex);
+            }
+        }
+        consumer.join().unwrap();
+    });
+}
+
+#[test]
 fn a_consumer_that_sleeps_is_woken_for_every_item_and_finds_it_whole() {
     model(3, || {
         let words = SharedPlain::new(2);

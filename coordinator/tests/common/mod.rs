@@ -77,6 +77,7 @@ impl Node {
             name: "test".into(),
             program: Some("/bin/false".into()),
             attach,
+            device: None,
             code: None,
             timeout,
             reconnect: LIMIT,

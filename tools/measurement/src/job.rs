@@ -47,6 +47,7 @@ impl MeasuredJob {
             name: "coprep".into(),
             program: None,
             attach: attach(options)?,
+            device: None,
             code: None,
             timeout: BATCH_TIMEOUT,
             // The coordinator is private: when it ends, the measurement has failed.

@@ -16,8 +16,10 @@ use roaring::RoaringBitmap;
 use crate::attachment::Attachment;
 use crate::batch::{Assembly, Batch};
 use crate::connection::Connection;
+use crate::device::{OpenDevice, Uploader};
 use crate::error::{Error, ErrorKind, Result, explained, invalid, refused, violation};
 use crate::loader::Code;
+use crate::loader::device_link::{DeviceLink, GivenOnDevice};
 use crate::loader::position;
 use crate::notice::{NOTIFY_AFTER, Notice, Wait};
 use crate::raw;
@@ -104,6 +106,7 @@ pub(super) struct LoaderLink {
     unread: Option<Reply>,
     /// Orders of epochs that have come and were not taken yet.
     orders: Vec<(u64, Vec<u32>)>,
+    device: DeviceLink,
 }
 
 impl LoaderLink {
@@ -156,6 +159,7 @@ impl LoaderLink {
                     departed: Vec::new(),
                     unread: None,
                     orders,
+                    device: DeviceLink::default(),
                 };
                 Ok((link, *attached))
             }
@@ -170,6 +174,7 @@ impl LoaderLink {
 
     /// Leaves the stream, and waits until the coordinator knows, so that the next job to attach finds this one gone.
     pub(super) fn leave(self) {
+        self.device.settle();
         self.attachment.detach_held();
         self.connection.finish(LEAVE_TIMEOUT);
     }
@@ -301,6 +306,48 @@ impl LoaderLink {
         Ok(None)
     }
 
+    // Batches on a GPU.
+
+    /// Returns `true` if the batches of this stream can be copied to a GPU: all their samples are of a fixed size.
+    pub(super) fn is_uploadable(&self) -> bool {
+        self.attachment.blob.is_none()
+    }
+
+    /// Returns `true` if batches are copied to a GPU.
+    pub(super) fn is_on_device(&self) -> bool {
+        self.device.is_open()
+    }
+
+    /// Makes the GPU ready for the batches of this connection, within `time`. Returns `None` if that takes longer.
+    pub(super) fn open_device(
+        &mut self,
+        uploader: &Arc<Uploader>,
+        time: Duration,
+    ) -> Result<Option<&OpenDevice>> {
+        self.device.open(uploader, &self.attachment, time)
+    }
+
+    /// Begins to copy a part of a batch to the GPU. The next step waits for it.
+    pub(super) fn upload_part(&mut self, seq: u64, item: &Item) -> Result<()> {
+        let slots = self.attachment.hold(seq, item)?;
+        self.device.take(seq, item, slots)
+    }
+
+    /// Returns `true` if a part was taken whose copies have not begun.
+    pub(super) fn awaits_upload(&self) -> bool {
+        self.device.awaited_since().is_some()
+    }
+
+    /// Returns the time since that part was taken.
+    pub(super) fn waited_for_upload(&self) -> Option<Duration> {
+        self.device.awaited_since()
+    }
+
+    /// Waits until the copies of that part have begun, for `limit` at most. Returns the batch if the part completes it.
+    pub(super) fn uploaded(&mut self, limit: Duration) -> Result<Option<GivenOnDevice>> {
+        self.device.uploaded(limit)
+    }
+
     /// Publishes the counts of this consumer for `coprep status`.
     pub(super) fn publish_counts(&self, account: &Account) {
         self.attachment.receiver.report(account);
@@ -375,6 +422,7 @@ impl LoaderLink {
     fn drop_before(&mut self, first_seq: u64) {
         self.first_seq = first_seq;
         self.assembly = None;
+        self.device.discard(first_seq);
         // All errors of the old epoch came before the answer.
         self.errors.clear();
         self.awaited = None;
@@ -562,8 +610,10 @@ impl LoaderLink {
 }
 
 impl Drop for LoaderLink {
-    /// Copies the slices that the user still holds, because they may outlive the connection.
+    /// Copies the slices that the user still holds, because they may outlive the connection. Those that a GPU is copying
+    /// are released before.
     fn drop(&mut self) {
+        self.device.settle();
         self.attachment.detach_held();
     }
 }

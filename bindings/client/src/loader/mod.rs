@@ -10,6 +10,8 @@
 //! that they can be read at any time. Releasing batches takes neither lock (see `attachment`).
 
 mod departure;
+mod device;
+mod device_link;
 mod link;
 mod orders;
 mod position;
@@ -32,7 +34,10 @@ use roaring::RoaringBitmap;
 
 use crate::attachment::Owner;
 use crate::batch::Batch;
-use crate::error::{ErrorKind, Result, closed, disconnected, sample_failed, timed_out, violation};
+use crate::device::{DeviceBatch, DeviceOptions, Uploader, UserStream};
+use crate::error::{
+    ErrorKind, Result, closed, disconnected, invalid, sample_failed, timed_out, violation,
+};
 use crate::loader::link::{LoaderLink, PartFlags, is_skip, left_out};
 use crate::loader::orders::SentOrders;
 use crate::loader::position::Position;
@@ -59,6 +64,8 @@ pub struct LoaderOptions {
     pub program: Option<PathBuf>,
     /// Request for minibatches. Its `resume` is the point at which to begin.
     pub attach: Attach,
+    /// Form of the batches on a GPU, if [`Loader::next_on`] is to put them there.
+    pub device: Option<DeviceOptions>,
     /// Returns the dataset of the job's own code, for the workers. Called when the coordinator does not have it.
     pub code: Option<Arc<Code>>,
     /// Longest wait for a batch or any other answer.
@@ -82,6 +89,14 @@ pub enum Event {
     Skipped(Box<SampleError>),
     /// No event came within the slice of time.
     NotYet,
+}
+
+/// A result of [`Loader::next_on`].
+pub enum DeviceEvent {
+    /// A batch on the GPU.
+    Batch(DeviceBatch),
+    /// As [`Loader::next`].
+    Host(Event),
 }
 
 /// The state of a job, for [`Attach::resume`] of a later one.
@@ -132,6 +147,8 @@ struct LoaderState {
     /// since, which raises the error.
     failed: Option<FailedAttempts>,
     closed: bool,
+    /// The upload thread, once a batch was asked for on a GPU.
+    uploader: Option<Arc<Uploader>>,
     /// Announcement of the user code that will be needed, until this loader attaches.
     preparation: Option<Preparation>,
 }
@@ -191,6 +208,7 @@ impl Loader {
                 has_begun: false,
                 failed: None,
                 closed: false,
+                uploader: None,
                 preparation: None,
             }),
             options,
@@ -415,16 +433,34 @@ impl Loader {
     /// [`ErrorKind::Timeout`] when nothing came for [`LoaderOptions::timeout`] (over several calls).
     /// [`ErrorKind::Refused`], [`ErrorKind::Start`], ... when the connection was lost and cannot be had again.
     pub fn next(&self, slice: Duration) -> Result<Event> {
+        match self.next_in(slice, None)? {
+            DeviceEvent::Host(event) => Ok(event),
+            DeviceEvent::Batch(_) => Err(invalid("the batches of this loader are on a GPU")),
+        }
+    }
+
+    /// As [`next`](Self::next), but batches come on the stream's GPU, if [`LoaderOptions::device`] is set. Those of a
+    /// stream with samples of no fixed size come on the host nonetheless.
+    ///
+    /// All calls name the same GPU.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next), and [`ErrorKind::Device`].
+    pub fn next_on(&self, slice: Duration, stream: UserStream) -> Result<DeviceEvent> {
+        self.next_in(slice, Some(stream))
+    }
+
+    fn next_in(&self, slice: Duration, stream: Option<UserStream>) -> Result<DeviceEvent> {
         let mut inner = self.inner()?;
         let end = Instant::now() + slice;
         loop {
-            match self.step(&mut inner, end) {
+            match self.step_on(&mut inner, end, stream) {
                 Ok(Some(event)) => {
                     inner.waiting.end();
                     return Ok(event);
                 }
                 Ok(None) if Instant::now() >= end || self.timeout(&inner).is_zero() => {
-                    return self.not_yet(&mut inner);
+                    return self.not_yet(&mut inner).map(DeviceEvent::Host);
                 }
                 Ok(None) => {}
                 Err(e) if e.kind().is_lost() => self.reconnect(&mut inner)?,
@@ -560,29 +596,48 @@ impl Loader {
             return Ok(None);
         };
         inner.position.check(item.epoch)?;
+        if link.is_on_device() {
+            link.upload_part(seq, item)?;
+            return Ok(None);
+        }
         let Some((batch, numbers)) = link.take_part(seq, item, self.options.attach.batch_size)?
         else {
             return Ok(None);
         };
-        inner
-            .position
-            .give(&numbers, PartFlags::of(item).ends_epoch)?;
-        inner.token = inner.attached.as_ref().map(|attached| attached.token);
-        // All samples of the batch failed. Several ranks must make the same number of steps, so they get the empty
-        // batch. A rank alone does not.
-        if batch.samples() == 0 && self.options.attach.world_size <= 1 {
+        let ends_epoch = PartFlags::of(item).ends_epoch;
+        if !self.give(inner, &numbers, ends_epoch, batch.samples())? {
             return Ok(None);
         }
-        let mut stats = self.lock_stats();
-        stats.batches += 1;
-        stats.samples += u64::from(batch.samples());
         if batch.is_copy() {
+            let mut stats = self.lock_stats();
             stats.copies += 1;
             stats.copied_bytes += batch.bytes() as u64;
         }
-        link.publish_counts(&stats.account());
-        drop(stats);
         Ok(Some(Event::Batch(batch)))
+    }
+
+    /// Records that the user is given a batch. Returns `false` if it is empty and not to be given.
+    fn give(
+        &self,
+        inner: &mut LoaderState,
+        numbers: &[i64],
+        ends_epoch: bool,
+        samples: u32,
+    ) -> Result<bool> {
+        inner.position.give(numbers, ends_epoch)?;
+        inner.token = inner.attached.as_ref().map(|attached| attached.token);
+        // All samples of the batch failed. Several ranks must make the same number of steps, so they get the empty
+        // batch. A rank alone does not.
+        if samples == 0 && self.options.attach.world_size <= 1 {
+            return Ok(false);
+        }
+        let mut stats = self.lock_stats();
+        stats.batches += 1;
+        stats.samples += u64::from(samples);
+        if let Some(link) = &inner.link {
+            link.publish_counts(&stats.account());
+        }
+        Ok(true)
     }
 
     fn not_yet(&self, inner: &mut LoaderState) -> Result<Event> {

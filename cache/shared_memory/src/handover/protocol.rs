@@ -460,6 +460,20 @@ impl Taker {
         (published != next as u32).then_some(next)
     }
 
+    /// Returns the item that will be taken after `ahead` others, and its number, if it is published. It stays published.
+    ///
+    /// The coordinator may take it back at any moment. Then no item of this number is ever taken, and what is returned
+    /// here may mix it with a later one. If an item of this number is taken, it is the one that was returned: its words
+    /// were written before `published` said so, and nobody overwrites them before it is released.
+    pub fn peek(&self, words: &impl Words, ahead: usize) -> Option<(u64, Item)> {
+        // The acquires pair as those in `next`.
+        let next = words.reply().taken.load(Ordering::Acquire);
+        let published = words.deliver().published.load(Ordering::Acquire);
+        let ready = published.wrapping_sub(next as u32) as usize;
+        let seq = next + ahead as u64;
+        (ahead < ready).then(|| (seq, place(words.items(), seq).load()))
+    }
+
     /// Takes the next item, if it is published. The third value is true if the coordinator sleeps and must be rung.
     pub fn take(&self, words: &impl Words) -> Option<(u64, Item, bool)> {
         loop {

@@ -73,6 +73,16 @@ impl Receiver {
         }
     }
 
+    /// Returns the item that will be taken after `ahead` others, and its number, if it is published. It stays published.
+    ///
+    /// The coordinator may take it back and use its minibatch's buffer for another one. Only when
+    /// [`try_next`](Self::try_next) has returned an item of this number, this item was right, and its minibatch has been
+    /// in place since. Until then the item must be [checked](Item::check) before its numbers are used.
+    #[must_use]
+    pub fn peek(&self, ahead: usize) -> Option<(u64, Item)> {
+        lock(&self.taking).peek(&self.regions, ahead)
+    }
+
     /// Waits until an item is published: spins for a moment, then sleeps. Returns false if the time is up or a signal
     /// arrived.
     pub fn wait(&self, timeout: Duration) -> bool {

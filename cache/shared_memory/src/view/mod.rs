@@ -46,8 +46,7 @@ pub struct StagingView {
     layout: Layout,
     mapping: Mapping,
     pages: PageMap,
-    /// Descriptor of the file, if values may be large.
-    file: Option<OwnedFd>,
+    file: OwnedFd,
 }
 
 /// The location of a large value in the file.
@@ -134,11 +133,19 @@ impl StagingView {
         // For reading only: a page populated for writing would be private at once.
         mapping.populate_for_reading();
         Ok(StagingView {
-            file: layout.large_field().map(|_| file),
+            file,
             layout,
             mapping,
             pages: PageMap::new(),
         })
+    }
+
+    /// Maps the same area once more, for a GPU that copies from it.
+    ///
+    /// # Errors
+    /// If address space or mappings are short.
+    pub fn pinnable(&self) -> Result<PinnableView> {
+        PinnableView::open(&self.file, self.layout.clone())
     }
 
     /// Returns the large values among `slots` of a buffer.
@@ -151,7 +158,7 @@ impl StagingView {
     /// # Panics
     /// If there is no such buffer or slot.
     pub fn large_values(&self, buffer: u32, slots: Range<u32>) -> Result<Vec<LargeValue>> {
-        let (Some(field), Some(file)) = (self.layout.large_field(), &self.file) else {
+        let Some(field) = self.layout.large_field() else {
             return Ok(Vec::new());
         };
         let mut found = Vec::new();
@@ -164,19 +171,19 @@ impl StagingView {
             // not write a buffer that has been handed over, and no user has its address yet.
             let bytes = unsafe { bytes.as_ptr().read() };
             if let Some(marker) = Marker::read(&bytes) {
-                found.push(self.large_value(slot, marker, file)?);
+                found.push(self.large_value(slot, marker)?);
             }
         }
         Ok(found)
     }
 
-    fn large_value(&self, slot: u32, marker: Marker, file: &OwnedFd) -> Result<LargeValue> {
-        let end = mapping::size_of_file(WHAT, file)?;
+    fn large_value(&self, slot: u32, marker: Marker) -> Result<LargeValue> {
+        let end = mapping::size_of_file(WHAT, &self.file)?;
         let is_inside = marker.offset >= self.layout.large_start() as u64
             && marker.offset.is_multiple_of(mapping::page_size() as u64)
             && (marker.offset.checked_add(marker.len)).is_some_and(|last| last <= end)
             // Reading memory that is not reserved would allocate it.
-            && marker.len <= mapping::reserved_of_file(WHAT, file)?;
+            && marker.len <= mapping::reserved_of_file(WHAT, &self.file)?;
         let place = usize::try_from(marker.offset).ok();
         let place = place.zip(usize::try_from(marker.len).ok());
         match place.filter(|_| is_inside) {
@@ -193,12 +200,9 @@ impl StagingView {
     /// # Errors
     /// If address space or mappings are short.
     pub fn map_large(&self, value: &LargeValue) -> Result<LargeMap> {
-        let Some(file) = &self.file else {
-            return Err(misbehaved(WHAT, "it has no large values"));
-        };
         let len = value.len.max(1).next_multiple_of(mapping::page_size());
         let part = value.offset..value.offset + len;
-        let mapping = Mapping::part_copy_on_write("a large sample", file, part)?;
+        let mapping = Mapping::part_copy_on_write("a large sample", &self.file, part)?;
         mapping.populate_for_reading();
         Ok(LargeMap {
             mapping,

@@ -1,0 +1,146 @@
+//! A batch in a buffer of the GPU.
+
+use std::sync::Arc;
+
+use coprep_device::{DeviceMemory, StreamWork};
+use coprep_protocol::spec::Dtype;
+
+use crate::device::assembly::UploadedBatch;
+use crate::device::buffers::UploadedField;
+use crate::device::here::Here;
+use crate::device::messages::OpenDevice;
+use crate::error::{Error, Result, invalid};
+use crate::raw;
+
+/// A batch on the GPU, which is to be written to tensors of the user.
+///
+/// Dropping it gives its buffer back.
+pub struct DeviceBatch {
+    device: Arc<OpenDevice>,
+    batch: Here<UploadedBatch>,
+    samples: u32,
+    /// Ids of the samples.
+    ids: Vec<i64>,
+}
+
+/// A tensor that [`DeviceBatch::write`] fills.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceField {
+    /// Name of the field: `image`, `label`, or a path of a part of user code's samples.
+    pub name: String,
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Shape, samples first.
+    pub shape: Vec<usize>,
+    /// `true` if the tensor's second dimension is the innermost one in memory (`torch.channels_last`).
+    pub is_channels_last: bool,
+}
+
+impl DeviceField {
+    /// Returns the bytes of the tensor.
+    fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size()
+    }
+}
+
+impl DeviceBatch {
+    pub(crate) fn new(device: Arc<OpenDevice>, batch: UploadedBatch, ids: Vec<i64>) -> Self {
+        DeviceBatch {
+            device,
+            samples: batch.samples,
+            batch: Here::new(batch),
+            ids,
+        }
+    }
+
+    /// Returns the number of samples.
+    #[must_use]
+    pub fn samples(&self) -> u32 {
+        self.samples
+    }
+
+    /// Returns the ids of the samples.
+    #[must_use]
+    pub fn ids(&self) -> &[i64] {
+        &self.ids
+    }
+
+    /// Returns the reason in words why images stay as they are, although a conversion was asked for.
+    #[must_use]
+    pub fn why_unconverted(&self) -> Option<&str> {
+        self.device.why_unconverted.as_deref()
+    }
+
+    /// Returns the tensors to allocate, in the order of the stream's fields.
+    #[must_use]
+    pub fn fields(&self) -> Vec<DeviceField> {
+        let fields = self.device.layout.fields().iter();
+        fields.map(|field| self.field(field)).collect()
+    }
+
+    fn field(&self, uploaded: &UploadedField) -> DeviceField {
+        let field = &uploaded.field;
+        let converted = self.device.conversion.as_ref();
+        let (dtype, is_channels_last) = converted
+            .and_then(|conversion| conversion.form(field))
+            .unwrap_or((field.dtype, false));
+        let sample = field.shape.iter().map(|&n| n as usize);
+        DeviceField {
+            name: field.name.clone(),
+            dtype,
+            shape: std::iter::once(self.samples as usize)
+                .chain(sample)
+                .collect(),
+            is_channels_last,
+        }
+    }
+
+    /// Puts the work that fills the tensors into the user's stream, whose handle is as in [`UserStream`](crate::device::UserStream). `addresses` are
+    /// those of tensors as [`fields`](Self::fields) describes them, in the memory of the GPU.
+    ///
+    /// # Errors
+    /// If the stream is being captured into a CUDA graph, or the GPU fails; or the batch was written before.
+    pub fn write(&mut self, addresses: &[u64], stream: u64) -> Result<()> {
+        let fields = self.fields();
+        if addresses.len() != fields.len() {
+            let (given, wanted) = (addresses.len(), fields.len());
+            return Err(invalid(format!("{given} tensors for {wanted} fields")));
+        }
+        let Some(mut batch) = self.batch.take() else {
+            return Err(invalid("the batch was written before"));
+        };
+        let targets = addresses.iter().zip(&fields);
+        let targets = targets.map(|(&address, field)| raw::tensor(address, field.bytes()));
+        let targets: Vec<DeviceMemory> = targets.collect();
+        let user = raw::user_stream(&self.device.context, stream);
+        let put = || {
+            let mut work = StreamWork::begin(&user)?;
+            batch.copy.precede(&user)?;
+            self.put(&mut work, &batch, &targets)?;
+            work.submit()
+        };
+        batch.read_by(put().map_err(Error::from_lower)?);
+        Ok(())
+    }
+
+    fn put(
+        &self,
+        work: &mut StreamWork<'_>,
+        batch: &UploadedBatch,
+        targets: &[DeviceMemory],
+    ) -> coprep_device::Result<()> {
+        for (uploaded, to) in self.device.layout.fields().iter().zip(targets) {
+            if to.bytes() == 0 {
+                continue;
+            }
+            let from = batch.buffer.part(uploaded.place(0..self.samples))?;
+            match &self.device.conversion {
+                Some(conversion) => {
+                    conversion.put(work, &uploaded.field, self.samples, &from, to)?;
+                }
+                None => work.copy(&from, to)?,
+            }
+        }
+        Ok(())
+    }
+}

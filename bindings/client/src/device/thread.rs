@@ -1,0 +1,409 @@
+//! The upload thread.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use coprep_device::{
+    Context, Driver, Gpu, PendingWork, StagingSource, Stream, StreamWork, TIMEOUT,
+};
+use coprep_protocol::item::ENDS_BATCH;
+use coprep_shared_memory::handover::{Item, ItemKind};
+
+use crate::attachment::{Attachment, HeldSlots};
+use crate::device::assembly::{Assembly, UploadedPart};
+use crate::device::buffers::{BatchLayout, BufferPool};
+use crate::device::conversion::Conversion;
+use crate::device::messages::{Answer, Command, OpenDevice, TakenItem, UploadState};
+use crate::device::options::DeviceOptions;
+use crate::error::{Error, Result, gpu_hangs, violation};
+
+/// Batches that are copied ahead of the one that is taken.
+const AHEAD: usize = 2;
+/// Bounds of the sleep between two looks at the GPU. A copy of some megabytes takes 0.1 ms and more.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
+const LONGEST_SLEEP: Duration = Duration::from_millis(1);
+
+/// The upload thread of a loader.
+pub(super) struct UploadThread {
+    options: DeviceOptions,
+    /// Number of the GPU.
+    gpu: u32,
+    /// Most samples of a batch.
+    samples: u32,
+    commands: Receiver<Command>,
+    state: Arc<UploadState>,
+    device: Option<Device>,
+    pool: Option<Arc<BufferPool>>,
+    area: Option<Area>,
+    /// Number of the first item of the epoch.
+    first_seq: u64,
+    /// Batches on their way. Only the first one has parts that were taken.
+    batches: VecDeque<Assembly>,
+    /// Items that were taken and are being copied, in the order of the copies.
+    copying: VecDeque<Copying>,
+    /// An item that was taken and waits for a buffer.
+    waiting: Option<Box<TakenItem>>,
+    settling: Vec<Answer<()>>,
+    /// The error after which nothing more is copied.
+    failure: Option<Error>,
+}
+
+/// The GPU, as long as the thread lives.
+struct Device {
+    context: Context,
+    stream: Stream,
+    conversion: Option<Arc<Conversion>>,
+    why_unconverted: Option<Arc<str>>,
+}
+
+/// The staging area of an attachment.
+struct Area {
+    attachment: Arc<Attachment>,
+    source: StagingSource,
+    layout: Arc<BatchLayout>,
+}
+
+/// An item that is released when its copy has ended.
+struct Copying {
+    // The copy comes first: dropping it waits for the GPU, and dropping the slots releases them.
+    copy: Arc<PendingWork>,
+    _slots: HeldSlots,
+    since: Instant,
+}
+
+impl Device {
+    fn open(gpu: u32, options: &DeviceOptions) -> Result<Self> {
+        let open = || {
+            let context = Context::retain(Gpu::at(Driver::load()?, gpu)?)?;
+            let stream = Stream::create(&context)?;
+            Ok((context, stream))
+        };
+        let (context, stream) = open().map_err(Error::from_lower)?;
+        let loaded = options.images.as_ref();
+        let loaded = loaded.map(|images| Conversion::load(&stream, images));
+        let (conversion, why) = match loaded.transpose()? {
+            None => (None, None),
+            Some(Ok(conversion)) => (Some(Arc::new(conversion)), None),
+            Some(Err(why)) => (None, Some(why.into())),
+        };
+        Ok(Device {
+            context,
+            stream,
+            conversion,
+            why_unconverted: why,
+        })
+    }
+}
+
+impl UploadThread {
+    pub(super) fn new(
+        options: DeviceOptions,
+        gpu: u32,
+        samples: u32,
+        commands: Receiver<Command>,
+        state: Arc<UploadState>,
+    ) -> Self {
+        UploadThread {
+            options,
+            gpu,
+            samples,
+            commands,
+            state,
+            device: None,
+            pool: None,
+            area: None,
+            first_seq: 0,
+            batches: VecDeque::new(),
+            copying: VecDeque::new(),
+            waiting: None,
+            settling: Vec::new(),
+            failure: None,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        let mut sleep = SHORTEST_SLEEP;
+        loop {
+            let next = if self.is_idle() {
+                self.commands.recv().map_err(RecvTimeoutError::from)
+            } else {
+                self.commands.recv_timeout(sleep)
+            };
+            match next {
+                Ok(Command::End) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(command) => {
+                    sleep = SHORTEST_SLEEP;
+                    self.obey(command);
+                }
+                Err(RecvTimeoutError::Timeout) => sleep = (sleep * 2).min(LONGEST_SLEEP),
+            }
+            self.advance();
+        }
+    }
+
+    /// Returns `true` if nothing is awaited but a command.
+    fn is_idle(&self) -> bool {
+        self.copying.is_empty() && self.waiting.is_none()
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Open(attachment, answer) => {
+                let opened = self.open(attachment);
+                // Nobody waits for the answer if the loader was closed meanwhile. So it is with the others below.
+                let _ = answer.send(opened);
+            }
+            Command::Take(taken) => self.waiting = Some(taken),
+            Command::Discard(first_seq) => {
+                self.batches.clear();
+                self.first_seq = first_seq;
+            }
+            Command::Settle(answer) => {
+                self.batches.clear();
+                self.area = None;
+                self.settling.push(answer);
+            }
+            Command::End => {}
+        }
+    }
+
+    fn advance(&mut self) {
+        let advanced = match &self.failure {
+            Some(failure) => Err(failure.clone()),
+            None => self.step(),
+        };
+        if let Err(error) = advanced {
+            self.fail(error);
+        }
+        if self.copying.is_empty() {
+            for answer in self.settling.drain(..) {
+                let _ = answer.send(Ok(()));
+            }
+        }
+    }
+
+    fn step(&mut self) -> Result<()> {
+        self.release_copied()?;
+        self.answer_taken()?;
+        self.copy_ahead()
+    }
+
+    fn fail(&mut self, error: Error) {
+        if let Some(taken) = self.waiting.take() {
+            let _ = taken.answer.send(Err(error.clone()));
+        }
+        self.batches.clear();
+        self.copying.clear();
+        self.failure = Some(error);
+    }
+
+    fn open(&mut self, attachment: Arc<Attachment>) -> Result<OpenDevice> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        self.batches.clear();
+        self.area = None;
+        self.first_seq = 0;
+        let device = match self.device.take() {
+            Some(device) => device,
+            None => Device::open(self.gpu, &self.options)?,
+        };
+        let device = self.device.insert(device);
+        let layout = Arc::new(BatchLayout::new(&attachment.fields, self.samples)?);
+        // The fields are the same after a reconnection.
+        if self.pool.is_none() {
+            self.pool = Some(BufferPool::allocate(&device.context, &layout)?);
+        }
+        let view = attachment.pinnable().map_err(Error::from_lower)?;
+        let source = StagingSource::open(&device.context, view).map_err(Error::from_lower)?;
+        let opened = OpenDevice {
+            context: device.context.clone(),
+            layout: layout.clone(),
+            conversion: device.conversion.clone(),
+            why_unconverted: device.why_unconverted.clone(),
+            why_bounced: source.why_bounced().map(str::to_owned),
+        };
+        self.area = Some(Area {
+            attachment,
+            source,
+            layout,
+        });
+        Ok(opened)
+    }
+
+    /// Releases the items whose copies have ended.
+    fn release_copied(&mut self) -> Result<()> {
+        while let Some(copying) = self.copying.front() {
+            if !copying.copy.is_done().map_err(Error::from_lower)? {
+                let waited = copying.since.elapsed();
+                return if waited < TIMEOUT {
+                    Ok(())
+                } else {
+                    Err(gpu_hangs(self.gpu, waited))
+                };
+            }
+            self.copying.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Copies the item that was taken, unless that was done ahead or there is no buffer for it yet.
+    fn answer_taken(&mut self) -> Result<()> {
+        let Some(taken) = &self.waiting else {
+            return Ok(());
+        };
+        let (seq, item, ends_batch) = (taken.seq, taken.item, taken.ends_batch);
+        if self.batches.front().and_then(Assembly::next) != Some(seq) {
+            self.forget_untaken();
+            if !self.copy(seq, &item, ends_batch)? {
+                let waits = self.pool.as_ref().is_some_and(|pool| pool.waits_for_user());
+                self.state.waits_for_user.store(waits, Relaxed);
+                return Ok(());
+            }
+        }
+        self.state.waits_for_user.store(false, Relaxed);
+        self.hand_over();
+        Ok(())
+    }
+
+    /// Answers for the item that waits, whose part is the next one of the first batch.
+    fn hand_over(&mut self) {
+        let copy = self.batches.front_mut().and_then(Assembly::take);
+        let (Some(copy), Some(taken)) = (copy, self.waiting.take()) else {
+            return;
+        };
+        self.copying.push_back(Copying {
+            copy,
+            _slots: taken.slots,
+            since: Instant::now(),
+        });
+        let is_taken = self.batches.front().is_some_and(Assembly::is_taken);
+        let batch = if is_taken {
+            self.batches.pop_front().and_then(Assembly::finish)
+        } else {
+            None
+        };
+        let _ = taken.answer.send(Ok(batch));
+    }
+
+    /// Forgets what was copied ahead: the coordinator has taken it back.
+    fn forget_untaken(&mut self) {
+        self.batches.truncate(1);
+        let has_taken = self.batches.front_mut().map(Assembly::forget_untaken);
+        if has_taken == Some(false) {
+            self.batches.clear();
+        }
+    }
+
+    /// Copies the next batches that are published.
+    fn copy_ahead(&mut self) -> Result<()> {
+        let Some(area) = &self.area else {
+            return Ok(());
+        };
+        if self.waiting.is_some() {
+            return Ok(());
+        }
+        let attachment = area.attachment.clone();
+        // The coordinator has taken back what was copied, or another thread has just taken the first item of it. Either
+        // way the next item that is taken decides.
+        let next = self.batches.iter().find_map(Assembly::next);
+        let first = attachment.receiver.peek(0).map(|(seq, _)| seq);
+        if next.zip(first).is_some_and(|(next, first)| first > next) {
+            return Ok(());
+        }
+        for ahead in 0..attachment.receiver.capacity() {
+            let Some((seq, item)) = attachment.receiver.peek(ahead) else {
+                return Ok(());
+            };
+            let last = self.batches.back().and_then(Assembly::last);
+            let is_part = item.kind() == Some(ItemKind::Part);
+            if !is_part || seq < self.first_seq || last.is_some_and(|last| seq <= last) {
+                continue;
+            }
+            let is_full = self.batches.len() >= AHEAD && !self.is_next_further_part();
+            // An item that was taken back meanwhile may be a mixture of two, or of another batch.
+            if is_full
+                || !attachment.has(&item)
+                || !self.has_room(&item)
+                || !self.copy(seq, &item, item.flags & ENDS_BATCH != 0)?
+            {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns `true` if the last batch lacks parts.
+    fn is_next_further_part(&self) -> bool {
+        self.batches.back().is_some_and(|batch| !batch.is_whole())
+    }
+
+    /// Returns `true` if an item does not make its batch larger than batches are.
+    fn has_room(&self, item: &Item) -> bool {
+        let last = self.batches.back().filter(|batch| !batch.is_whole());
+        let samples = last.map_or(0, Assembly::samples);
+        samples.saturating_add(item.len) <= self.samples
+    }
+
+    /// Begins to copy an item. Returns `false` if there is no buffer for it.
+    fn copy(&mut self, seq: u64, item: &Item, ends_batch: bool) -> Result<bool> {
+        if !self.has_room(item) {
+            let (most, len) = (self.samples, item.len);
+            return Err(violation(format!(
+                "{len} samples more for a batch of {most}"
+            )));
+        }
+        let (Some(area), Some(device), Some(pool)) = (&self.area, &self.device, &self.pool) else {
+            return Err(violation("an item before the staging area is open"));
+        };
+        if !self.is_next_further_part() {
+            let Some(buffer) = pool.take()? else {
+                return Ok(false);
+            };
+            self.batches.push_back(Assembly::new(buffer));
+        }
+        let Some(batch) = self.batches.back_mut() else {
+            return Ok(false);
+        };
+        let samples = batch.samples();
+        let copy = area.copy(device, batch, item, samples..samples + item.len);
+        let (copy, bytes) = copy.map_err(Error::from_lower)?;
+        self.state.uploads.fetch_add(1, Relaxed);
+        self.state.bytes.fetch_add(bytes, Relaxed);
+        batch.push(UploadedPart {
+            seq,
+            samples: item.len,
+            ends_batch,
+            copy: Arc::new(copy),
+        });
+        Ok(true)
+    }
+}
+
+impl Area {
+    /// Copies the slots of an item to their places in the buffer of a batch. Returns the copies and their bytes.
+    fn copy(
+        &self,
+        device: &Device,
+        batch: &Assembly,
+        item: &Item,
+        samples: std::ops::Range<u32>,
+    ) -> coprep_device::Result<(PendingWork, u64)> {
+        let mut work = StreamWork::begin(&device.stream)?;
+        let mut bytes = 0;
+        let slots = item.start..item.start + item.len;
+        for field in self.layout.fields() {
+            let from = self
+                .source
+                .view()
+                .slots(item.buffer, field.number, slots.clone());
+            let to = batch.buffer.part(field.place(samples.clone()))?;
+            bytes += from.len() as u64;
+            self.source.upload(&mut work, from, &to)?;
+        }
+        Ok((work.submit()?, bytes))
+    }
+}

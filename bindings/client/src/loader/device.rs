@@ -1,0 +1,99 @@
+//! Batches on the job's GPU, as the loader takes them.
+
+use std::time::Instant;
+
+use crate::device::{DeviceBatch, Uploader, UserStream};
+use crate::error::{Result, timed_out};
+use crate::loader::link::LoaderLink;
+use crate::loader::{DeviceEvent, Loader, LoaderState};
+use crate::timeout::POLL_INTERVAL;
+
+impl Loader {
+    /// As [`step`](Self::step), for batches on the GPU of a stream, or for any if there is none.
+    pub(super) fn step_on(
+        &self,
+        inner: &mut LoaderState,
+        end: Instant,
+        stream: Option<UserStream>,
+    ) -> Result<Option<DeviceEvent>> {
+        if let Some(stream) = stream
+            && inner.position.is_iterating()
+            && !self.is_device_ready(inner, stream, end)?
+        {
+            return Ok(None);
+        }
+        if inner.link.as_ref().is_some_and(LoaderLink::awaits_upload) {
+            let batch = self.take_uploaded(inner, end)?;
+            return Ok(batch.map(DeviceEvent::Batch));
+        }
+        Ok(self.step(inner, end)?.map(DeviceEvent::Host))
+    }
+
+    /// Makes the GPU ready for the batches of the present connection. Returns `true` when it is, or when batches stay on
+    /// the host.
+    fn is_device_ready(
+        &self,
+        inner: &mut LoaderState,
+        stream: UserStream,
+        end: Instant,
+    ) -> Result<bool> {
+        let (Some(options), Some(link)) = (&self.options.device, &mut inner.link) else {
+            return Ok(true);
+        };
+        if !link.is_uploadable() {
+            return Ok(true);
+        }
+        let uploader = match &inner.uploader {
+            Some(uploader) => uploader.clone(),
+            None => {
+                let samples = self.options.attach.batch_size;
+                Uploader::start(options.clone(), stream.gpu, samples)?
+            }
+        };
+        inner.uploader = Some(uploader.clone());
+        // No item is taken after a failure, since its batch could not be given.
+        uploader.check()?;
+        let left = end.saturating_duration_since(Instant::now());
+        let Some(device) = link.open_device(&uploader, left.min(POLL_INTERVAL))? else {
+            return Ok(false);
+        };
+        device.check_stream(stream)?;
+        self.lock_stats().bounced = device.why_bounced.clone();
+        Ok(true)
+    }
+
+    /// Waits until the copies of the item that was taken have begun. Returns the batch if the item completes it.
+    fn take_uploaded(&self, inner: &mut LoaderState, end: Instant) -> Result<Option<DeviceBatch>> {
+        let Some(link) = &mut inner.link else {
+            return Ok(None);
+        };
+        let began = Instant::now();
+        let limit = end.saturating_duration_since(began).min(POLL_INTERVAL);
+        let uploaded = link.uploaded(limit)?;
+        let waited = link.waited_for_upload();
+        self.count_uploads(inner, began);
+        if let Some(waited) = waited
+            && waited >= self.options.timeout
+        {
+            let why = "the work that the job has given it before is not done".to_owned();
+            return Err(timed_out("the GPU", waited, why));
+        }
+        let Some(batch) = uploaded else {
+            return Ok(None);
+        };
+        let is_given = self.give(
+            inner,
+            &batch.numbers,
+            batch.ends_epoch,
+            batch.batch.samples(),
+        )?;
+        Ok(is_given.then_some(batch.batch))
+    }
+
+    fn count_uploads(&self, inner: &LoaderState, began: Instant) {
+        let mut stats = self.lock_stats();
+        stats.upload_wait += began.elapsed();
+        let counts = inner.uploader.as_ref().map(|uploader| uploader.counts());
+        (stats.uploads, stats.uploaded_bytes) = counts.unwrap_or_default();
+    }
+}

@@ -1,0 +1,140 @@
+//! The GPU's part of one connection: parts of a batch that were taken and are being copied.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coprep_protocol::item::{ENDS_BATCH, ENDS_EPOCH};
+use coprep_shared_memory::handover::Item;
+
+use crate::attachment::{Attachment, HeldSlots};
+use crate::device::{AwaitedAnswer, DeviceBatch, OpenDevice, UploadedBatch, Uploader};
+use crate::error::{Result, violation};
+use crate::raw;
+
+/// A batch on a GPU, and what it gives the user.
+pub(super) struct GivenOnDevice {
+    pub(super) batch: DeviceBatch,
+    /// Numbers of its samples. See [`Position`](super::position::Position).
+    pub(super) numbers: Vec<i64>,
+    pub(super) ends_epoch: bool,
+}
+
+/// The GPU's part of one connection.
+#[derive(Default)]
+pub(super) struct DeviceLink {
+    state: DeviceState,
+    /// A part that was taken, until its copies have begun.
+    awaited: Option<AwaitedPart>,
+    /// Numbers of the batch whose parts are coming.
+    numbers: Vec<i64>,
+    /// Ids of that batch.
+    ids: Vec<i64>,
+}
+
+#[derive(Default)]
+enum DeviceState {
+    #[default]
+    Closed,
+    Opening(Arc<Uploader>, AwaitedAnswer<OpenDevice>),
+    Open(Arc<Uploader>, Arc<OpenDevice>),
+}
+
+struct AwaitedPart {
+    answer: AwaitedAnswer<Option<UploadedBatch>>,
+    ends_epoch: bool,
+}
+
+impl DeviceLink {
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.state, DeviceState::Open(..))
+    }
+
+    /// Makes the GPU ready, within `time`. Returns `None` if that takes longer.
+    pub(super) fn open(
+        &mut self,
+        uploader: &Arc<Uploader>,
+        attachment: &Arc<Attachment>,
+        time: Duration,
+    ) -> Result<Option<&OpenDevice>> {
+        if let DeviceState::Closed = self.state {
+            let answer = uploader.open(attachment.clone())?;
+            self.state = DeviceState::Opening(uploader.clone(), answer);
+        }
+        if let DeviceState::Opening(uploader, answer) = &mut self.state {
+            let uploader = uploader.clone();
+            match answer.wait(&uploader, time) {
+                Ok(None) => return Ok(None),
+                Ok(Some(device)) => self.state = DeviceState::Open(uploader, Arc::new(device)),
+                Err(error) => {
+                    // No item was taken, so that the next call may try again.
+                    self.state = DeviceState::Closed;
+                    return Err(error);
+                }
+            }
+        }
+        match &self.state {
+            DeviceState::Open(_, device) => Ok(Some(device)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Begins to copy a part. It holds the slots until the copies have ended.
+    pub(super) fn take(&mut self, seq: u64, item: &Item, slots: HeldSlots) -> Result<()> {
+        let DeviceState::Open(uploader, _) = &self.state else {
+            return Err(violation("an item before the GPU is ready"));
+        };
+        let attachment = slots.attachment();
+        self.numbers
+            .extend(raw::integers(&slots, attachment.number));
+        if let Some(index) = attachment.index {
+            self.ids.extend(raw::integers(&slots, index));
+        }
+        let ends_batch = item.flags & ENDS_BATCH != 0;
+        self.awaited = Some(AwaitedPart {
+            answer: uploader.take(seq, item, ends_batch, slots)?,
+            ends_epoch: item.flags & ENDS_EPOCH != 0,
+        });
+        Ok(())
+    }
+
+    /// Returns the time since a part was taken whose copies have not begun.
+    pub(super) fn awaited_since(&self) -> Option<Duration> {
+        self.awaited.as_ref().map(|part| part.answer.waited())
+    }
+
+    /// Waits until the copies of that part have begun, for `limit` at most. Returns the batch if the part completes it.
+    pub(super) fn uploaded(&mut self, limit: Duration) -> Result<Option<GivenOnDevice>> {
+        let (DeviceState::Open(uploader, device), Some(part)) = (&self.state, &mut self.awaited)
+        else {
+            return Ok(None);
+        };
+        let answer = part.answer.wait(uploader, limit);
+        let Some(batch) = answer.map_err(|error| uploader.fail(error))? else {
+            return Ok(None);
+        };
+        let ends_epoch = part.ends_epoch;
+        self.awaited = None;
+        Ok(batch.map(|batch| GivenOnDevice {
+            batch: DeviceBatch::new(device.clone(), batch, std::mem::take(&mut self.ids)),
+            numbers: std::mem::take(&mut self.numbers),
+            ends_epoch,
+        }))
+    }
+
+    /// Forgets the batch whose parts are coming. Items before `first_seq` are of an epoch that was left.
+    pub(super) fn discard(&mut self, first_seq: u64) {
+        self.awaited = None;
+        self.numbers.clear();
+        self.ids.clear();
+        if let DeviceState::Open(uploader, _) = &self.state {
+            uploader.discard(first_seq);
+        }
+    }
+
+    /// Waits until the items that were taken are copied and released.
+    pub(super) fn settle(&self) {
+        if let DeviceState::Opening(uploader, _) | DeviceState::Open(uploader, _) = &self.state {
+            uploader.settle();
+        }
+    }
+}

@@ -1,0 +1,71 @@
+"""Training scripts whose batches go to a GPU: the fake one, or with ``COPREP_TEST_REAL_GPU`` this machine's."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from jobs import Job
+
+ROOT = Path(__file__).parents[2]
+SUPPORT = Path(__file__).parent
+REAL = "COPREP_TEST_REAL_GPU" in os.environ
+_LIBRARY = "libcoprep_fake_cuda.so"
+fake_only = pytest.mark.skipif(REAL, reason="it needs the faults of the fake driver, and runs without a GPU")
+"""Marks tests of faults, which no real driver has on demand."""
+
+
+def fake_driver() -> Path:
+    """Returns the library of the fake driver."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    found = [target / profile / _LIBRARY for profile in ("debug", "release")]
+    library = next((path for path in found if path.exists()), None)
+    if library is None:
+        pytest.skip(f"{_LIBRARY} is not built: cargo build -p coprep-fake-cuda")
+    return library
+
+
+class Driver:
+    """The driver that jobs find.
+
+    Args:
+        folder: a new folder for the driver and its trace.
+        settings: of the fake driver, as the README of tests/fake_cuda names them.
+    """
+
+    def __init__(self, folder: Path, settings: str = "") -> None:
+        self.folder = folder
+        self.settings = settings
+        folder.mkdir(exist_ok=True)
+        if not REAL:
+            for name in ("libcuda.so", "libcuda.so.1"):
+                link = folder / name
+                if not link.exists():
+                    link.symlink_to(fake_driver())
+
+    @property
+    def trace(self) -> Path:
+        return self.folder / "trace"
+
+    def environment(self) -> dict[str, str]:
+        paths = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH", "")]))
+        if REAL:
+            return {"PYTHONPATH": paths}
+        settings = f"{self.settings};trace={self.trace}".strip(";")
+        return {"PYTHONPATH": paths, "LD_LIBRARY_PATH": str(self.folder), "FAKE_CUDA": settings}
+
+    def calls(self, pid: int | None = None) -> Counter[str]:
+        """Returns how often each function succeeded, in one process or in all."""
+        lines = [line.split(" ") for line in self.trace.read_text().splitlines()]
+        return Counter(name for process, name, answer in lines if answer == "0" and pid in (None, int(process)))
+
+    def answers(self, function: str) -> list[str]:
+        """Returns the answers of a function, in the order of the calls."""
+        lines = [line.split(" ") for line in self.trace.read_text().splitlines()]
+        return [answer for _, name, answer in lines if name == function]
+
+    def job(self, code: str, *args: object) -> Job:
+        """Starts a training script."""
+        return Job(code, *args, **self.environment())
