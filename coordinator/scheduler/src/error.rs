@@ -62,18 +62,18 @@ pub(crate) fn out_of_range(id: u32, samples: u32) -> Error {
     )
 }
 
-/// Returns the error that the samples that `remain` in the epoch cannot be dealt to so many ranks.
-pub(crate) fn cannot_be_dealt(remain: u64, batch_size: u32, ranks: u32) -> Error {
+/// Returns the error that the samples that `remain` in the epoch cannot be assigned to so many ranks.
+pub(crate) fn cannot_be_assigned(remain: u64, batch_size: u32, ranks: u32) -> Error {
     match batch_size {
         1 => Error::new(
             ErrorKind::Uneven,
-            format!("{remain} samples cannot be dealt evenly to {ranks} ranks in batches of 1"),
+            format!("{remain} samples cannot be assigned evenly to {ranks} ranks in batches of 1"),
         )
         .with_remedy("use drop_last=True or batch_size >= 2"),
         _ => Error::new(
             ErrorKind::FewerSamplesThanRanks,
             format!(
-                "{remain} samples cannot be dealt to {ranks} ranks: every rank needs at least one"
+                "{remain} samples cannot be assigned to {ranks} ranks: every rank needs at least one"
             ),
         )
         .with_remedy("use fewer ranks, or drop_last=True"),

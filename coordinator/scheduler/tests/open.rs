@@ -22,7 +22,7 @@ struct Member {
     has_begun: bool,
     /// How many numbers of its epoch the member was given. They come in order.
     given: u32,
-    /// Items that are dealt and not handed over. They are handed over in order, once they are made.
+    /// Items that are assigned and not handed over. They are handed over in order, once they are made.
     queue: VecDeque<Item>,
     finished: u64,
 }

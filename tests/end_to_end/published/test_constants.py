@@ -52,7 +52,7 @@ CONSTANTS = {
         (r"coordinator's queues are of (\d+) where", "src/stream/mod.rs", "QUEUE_DEPTH"),
         (r"queues of \d+, low-water mark (\d+)", "src/stream/mod.rs", "LOW_WATER"),
         (r"within (\w+) of its longest steps", "stream/pace.rs", "STEPS"),
-        (r"at most a (\w+) of the samples that the job was dealt", "stream/pace.rs", "DEALT_FOR_ONE"),
+        (r"at most a (\w+) of the samples that the job was assigned", "stream/pace.rs", "ASSIGNED_FOR_ONE"),
         (r"when (\w+ seconds) have passed without another one", "engine/cohorts.rs", "GRACE"),
     ],
     "explanation/shared-memory.md": [

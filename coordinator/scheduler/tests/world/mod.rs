@@ -87,8 +87,8 @@ struct Part {
     minibatch: u64,
     delivery: Delivery,
     draws: Vec<Draw>,
-    /// By slot: samples that were dealt, including bad ones that others replaced.
-    dealt: Vec<u32>,
+    /// By slot: samples that were assigned, including bad ones that others replaced.
+    assigned: Vec<u32>,
 }
 
 /// A simulated coordinator with its clients; see the module.
@@ -278,8 +278,8 @@ impl World {
         let steps = |&(e, steps): &(u64, u64)| if e == epoch { steps } else { 0 };
         let back = before.ranks.iter().zip(&presented);
         let back: Vec<Back> = back
-            .map(|(rank, place)| Back {
-                behind: (most - steps(place)) as u32,
+            .map(|(rank, progress)| Back {
+                behind: (most - steps(progress)) as u32,
                 is_done: rank.before.is_some_and(|(e, _)| e == epoch),
             })
             .collect();
@@ -456,8 +456,8 @@ impl World {
                 minibatch.targets
             );
             self.audit.drawn(&minibatch);
-            let dealt = self.prepare(&mut minibatch);
-            self.publish(minibatch, &dealt);
+            let assigned = self.prepare(&mut minibatch);
+            self.publish(minibatch, &assigned);
             any = true;
         }
     }
@@ -491,13 +491,16 @@ impl World {
         for part in &parts {
             self.release(part.minibatch);
         }
-        let void: Vec<_> = parts.into_iter().map(|p| (p.delivery, p.dealt)).collect();
+        let void: Vec<_> = parts
+            .into_iter()
+            .map(|p| (p.delivery, p.assigned))
+            .collect();
         self.audit.taken_back(id, &void);
     }
 
-    /// Replaces samples that cannot be read. Returns all samples that were dealt, by slot.
+    /// Replaces samples that cannot be read. Returns all samples that were assigned, by slot.
     fn prepare(&mut self, minibatch: &mut Minibatch) -> Vec<Vec<u32>> {
-        let mut dealt = Vec::new();
+        let mut assigned = Vec::new();
         for draw in &mut minibatch.samples {
             let mut ids = vec![draw.id];
             while self.broken.contains(draw.id) {
@@ -510,12 +513,12 @@ impl World {
                 *draw = other;
                 ids.push(other.id);
             }
-            dealt.push(ids);
+            assigned.push(ids);
         }
-        dealt
+        assigned
     }
 
-    fn publish(&mut self, minibatch: Minibatch, dealt: &[Vec<u32>]) {
+    fn publish(&mut self, minibatch: Minibatch, assigned: &[Vec<u32>]) {
         self.made += 1;
         self.used
             .insert(self.made, minibatch.deliveries.len() as u32);
@@ -525,7 +528,7 @@ impl World {
                 minibatch: self.made,
                 delivery,
                 draws: minibatch.samples[slots.clone()].to_vec(),
-                dealt: dealt[slots].concat(),
+                assigned: assigned[slots].concat(),
             };
             self.job(delivery.job).ranks[delivery.rank as usize]
                 .queue
@@ -578,7 +581,7 @@ impl World {
         let job = self.job(id);
         let reader = &mut job.ranks[rank];
         // Its client was told of the samples that cannot be read. They count as given when their batch is given.
-        let failed = part.dealt.iter().filter(|id| broken.contains(**id));
+        let failed = part.assigned.iter().filter(|id| broken.contains(**id));
         reader.failed.extend(failed);
         assert_eq!(part.delivery.epoch, reader.epoch);
         reader
@@ -710,8 +713,10 @@ impl Job {
 
     /// Returns `true` if all its ranks were given equally much.
     fn is_level(&self) -> bool {
-        let place = |r: &Rank| (r.epoch, r.steps);
-        self.ranks.iter().all(|r| place(r) == place(&self.ranks[0]))
+        let progress = |r: &Rank| (r.epoch, r.steps);
+        self.ranks
+            .iter()
+            .all(|r| progress(r) == progress(&self.ranks[0]))
     }
 
     fn finished(&self) -> u64 {

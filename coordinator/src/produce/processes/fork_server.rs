@@ -81,8 +81,8 @@ impl ForkServerState {
     }
 
     fn pids(&self) -> Vec<u32> {
-        let makers = self.workers.iter().filter(|w| w.makes_samples);
-        let running = makers.filter(|w| w.exited.is_none());
+        let producers = self.workers.iter().filter(|w| w.makes_samples);
+        let running = producers.filter(|w| w.exited.is_none());
         running.map(|w| w.pid).filter(|&pid| pid > 0).collect()
     }
 }

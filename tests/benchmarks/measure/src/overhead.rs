@@ -48,7 +48,7 @@ fn main() -> Outcome<()> {
     let of_samples = |step: Step| work.nanoseconds(SAMPLES, step);
     let prepare = of_images(TIMES, |thread, id| thread.prepare(id));
     let prepare_decoded = of_images(TIMES, |thread, id| thread.prepare_decoded(id));
-    let look = of_images(100, |thread, id| thread.look(id));
+    let look = of_images(100, |thread, id| thread.inspect(id));
     let fetch = of_samples(|_, _| fetch_clocks());
     let stages = of_samples(|_, _| stage_clocks());
     let record = of_samples(|thread, id| thread.record(id));
@@ -259,7 +259,7 @@ impl Thread<'_> {
     }
 
     /// Reads the header of its file.
-    fn look(&mut self, id: u32) {
+    fn inspect(&mut self, id: u32) {
         let file = &self.work.image(id).file;
         black_box(self.work.pipeline.inspect(file)).expect("looked at before");
     }
@@ -301,7 +301,7 @@ impl Thread<'_> {
             return;
         }
         let expected: Vec<f32> = (0..BATCH)
-            .map(|place| work.table.stages((id + place * 7919) % SAMPLES))
+            .map(|number| work.table.stages((id + number * 7919) % SAMPLES))
             .map(|stages| stages.map_or(0.0, |stages| stages.iter().sum()))
             .collect();
         let lately = work.settled().budget().summary();
