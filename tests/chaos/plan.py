@@ -21,7 +21,7 @@ ROOMY = 600 << 20
 
 @dataclass(frozen=True)
 class Point:
-    """A place in the code at which a build with failpoints can panic."""
+    """A point in the code at which a build with failpoints can panic."""
 
     name: str
     costs_a_sample: bool = False
@@ -456,7 +456,7 @@ def _job(d: _Draw, number: int) -> Job:
 def _possible(job: Job, data: Data) -> Job:
     """Returns the job without options that a loader refuses.
 
-    A loader refuses samples that cannot be dealt evenly to its ranks, and ``drop_last`` if no batch is full.
+    A loader refuses samples that cannot be assigned evenly to its ranks, and ``drop_last`` if no batch is full.
     """
     if job.ranks > 1 and job.batch_size < 3:
         job = dataclasses.replace(job, batch_size=3)
@@ -623,7 +623,7 @@ def _sleepers(d: _Draw, plan: Plan) -> Plan:
     )
     batches = max(1, plan.datas[awake.data].samples // awake.batch_size)
     jobs = []
-    # Jobs at different places have few minibatches in common, and each keeps buffers of its own.
+    # Jobs at different positions have few minibatches in common, and each keeps buffers of its own.
     for number in range(d.rng.choice([2, 4, 5, 6])):
         moment = (0, min(batches, d.rng.choice([1, 2, 5, 9])))
         start = round(0.1 * number * d.rng.choice([0, 1]), 2)

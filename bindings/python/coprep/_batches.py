@@ -188,10 +188,10 @@ class InJob:
         fetch = program.fetch()
         made: list[Any] = []
         kept: list[int] = []
-        for place, (sample, visit) in enumerate(zip(index.tolist(), visits.tolist(), strict=True)):
+        for position, (sample, visit) in enumerate(zip(index.tolist(), visits.tolist(), strict=True)):
             try:
                 made.append(self._make(fetch, program.transform, seed, sample, visit))
-                kept.append(place)
+                kept.append(position)
             except StopIteration as error:
                 raise RuntimeError(f"sample {sample} raised StopIteration") from error
             except Exception as error:

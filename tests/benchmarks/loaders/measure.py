@@ -137,8 +137,8 @@ class Fleet:
         children.callback(lambda: remove_torch_files(self.processes))
         self.heard: dict[str, dict[str, dict[str, Any]]] = {}
         if setup.is_coprep:
-            coordinator, place = children.coordinator(cache=cache_budget(setup))
-            self.env |= place
+            coordinator, variables = children.coordinator(cache=cache_budget(setup))
+            self.env |= variables
             self.roots.append(coordinator.pid)
         if setup.is_python:
             self.env[DATA_VARIABLE] = str(data.root)

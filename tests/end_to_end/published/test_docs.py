@@ -232,7 +232,7 @@ RUN = [(page, block.text) for page in PAGES for block in blocks(page, "python") 
 
 
 @pytest.mark.parametrize(("page", "text"), RUN, ids=[name_of(page) for page, _ in RUN])
-def test_what_is_marked_runs(page: Path, text: str, place: Path, tmp_path: Path) -> None:
+def test_what_is_marked_runs(page: Path, text: str, socket_path: Path, tmp_path: Path) -> None:
     script = tmp_path / "first.py"
     script.write_text(text)
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=WAIT, cwd=tmp_path)
