@@ -27,7 +27,7 @@ class Point:
 
     name: str
     costs_a_sample: bool = False
-    """Whether a panic there makes the preparation of a sample fail."""
+    """``True`` if a panic there makes the preparation of a sample fail."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Job:
     start_s: float = 0.0
     ranks: int = 1
     barrier: bool = False
-    """Whether the ranks meet after each batch, as an all-reduce makes them."""
+    """``True`` if the ranks meet after each batch, as an all-reduce makes them."""
     epochs: int = 2
     batch_size: int = 8
     shuffle: bool = True
@@ -116,11 +116,11 @@ class Job:
     draws: int = 0
     """Number of draws with replacement in an epoch, or 0 if each sample comes once."""
     weighted: bool = False
-    """Whether draws have unequal weights. Some samples are not drawn at all then."""
+    """``True`` if draws have unequal weights. Some samples are not drawn at all then."""
     cohort: int = 0
     """Number of jobs in the cohort, or 0 if the job is in none."""
     sampler: bool = False
-    """Whether the job has a sampler of its own, with another order of its samples in each epoch and process."""
+    """``True`` if the job has a sampler of its own, with another order of its samples in each epoch and process."""
     cache: str | None = None
     cache_bytes: int | None = None
     lru: bool = False
@@ -132,7 +132,7 @@ class Job:
     hold: int = 0
     """Number of batches that the job keeps. Each is verified again before it is dropped."""
     write: bool = False
-    """Whether the job writes into its batches."""
+    """``True`` if the job writes into its batches."""
     leave: tuple[int, int] | None = None
     """``(epoch, batches)``: the job leaves that epoch after that number of batches."""
     idle: tuple[int, int, float] | None = None
@@ -148,7 +148,7 @@ class Job:
     ``validate`` after each epoch.
     """
     close: bool = True
-    """Whether the job closes its loaders before it ends."""
+    """``True`` if the job closes its loaders before it ends."""
 
 
 @dataclass(frozen=True)
@@ -161,17 +161,17 @@ class Plan:
     cache: str = "16M"
     cache_form: str | None = None
     cache_name: bool = False
-    """Whether the coordinator keeps its caches in named segments."""
+    """``True`` if the coordinator keeps its caches in named segments."""
     pool: int = 2
     """Number of the coordinator's threads that prepare samples."""
     served: bool = False
-    """Whether the runner starts the coordinator, instead of the first job."""
+    """``True`` if the runner starts the coordinator, instead of the first job."""
     log: str = "file"
     """Target of a served coordinator's log: ``file``, ``full`` (/dev/full), ``closed`` (a pipe that nobody reads)."""
     small_disk: bool = False
-    """Whether the runtime directory is a file system of 64 KiB."""
+    """``True`` if the runtime directory is a file system of 64 KiB."""
     small_shm: bool = False
-    """Whether ``/dev/shm`` has 64 MiB."""
+    """``True`` if ``/dev/shm`` has 64 MiB."""
     descriptors: int = 0
     """RLIMIT_NOFILE of jobs and coordinator, or 0 if it is not changed."""
     memory: int = 0
@@ -179,11 +179,11 @@ class Plan:
     failpoints: str = ""
     """Panics that a build with failpoints injects."""
     panics_cost_samples: bool = False
-    """Whether a sample at which such a panic happens cannot be prepared."""
+    """``True`` if a sample at which such a panic happens cannot be prepared."""
     ending: str = "stop"
     """Way in which the coordinator ends: ``stop`` (the command), ``term`` (SIGTERM) or ``idle`` (by itself)."""
     probe: bool = False
-    """Whether jobs attach and leave after the others. The coordinator must then have as many descriptors as before."""
+    """``True`` if jobs attach and leave after the others. The coordinator must end with as many descriptors as before."""
 
     def is_killed(self, job: int) -> bool:
         return any(f.kind == "kill" and f.target == "job" and f.which == job for f in self.faults)
@@ -202,7 +202,7 @@ class Plan:
 
     @property
     def kills(self) -> bool:
-        """Whether a process that makes or hands out samples may die."""
+        """``True`` if a process that makes or hands out samples may die."""
         return bool(
             any(f.kind == "kill" and f.target != "job" for f in self.faults)
             or self.is_short_of_memory

@@ -54,7 +54,7 @@ pub(crate) fn no_samples() -> Error {
     )
 }
 
-/// Returns the error that `id`, the largest one named, is not an id of a dataset of so many `samples`.
+/// Returns the error that `id`, the largest one named, is too large for a dataset of `samples` samples.
 pub(crate) fn out_of_range(id: u32, samples: u32) -> Error {
     Error::new(
         ErrorKind::OutOfRange,
@@ -62,7 +62,7 @@ pub(crate) fn out_of_range(id: u32, samples: u32) -> Error {
     )
 }
 
-/// Returns the error that the samples that `remain` in the epoch cannot be assigned to so many ranks.
+/// Returns the error that the samples that `remain` in the epoch cannot be assigned to `ranks` ranks.
 pub(crate) fn cannot_be_assigned(remain: u64, batch_size: u32, ranks: u32) -> Error {
     match batch_size {
         1 => Error::new(

@@ -54,7 +54,7 @@ pub struct Server {
     replies: Arc<ReplyWriter>,
 }
 
-/// Why a coordinator ended.
+/// Reason why a coordinator ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
     /// A client asked for it.

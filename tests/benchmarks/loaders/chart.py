@@ -36,7 +36,7 @@ class Line:
     colour: str
     points: Sequence[tuple[float, Spread]]
     across: bool = False
-    """Whether the value was measured once and holds for all x, so that it is drawn across the chart."""
+    """``True`` if the value was measured once and holds for all x, so that it is drawn across the chart."""
     dashed: bool = False
 
 

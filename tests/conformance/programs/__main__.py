@@ -40,14 +40,14 @@ LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class Program:
-    """A program, and what is done with its runs."""
+    """A program, and the treatment of its runs."""
 
     words: Sequence[str]
     """The words of its command."""
     imports_coprep: bool
-    """Whether it imports coprep's loader itself."""
+    """``True`` if it imports coprep's loader itself."""
     record: bool
-    """Whether its batches are recorded."""
+    """``True`` if its batches are recorded."""
     files: Sequence[str]
     """Files that it writes, which must be the same in all runs."""
 

@@ -199,7 +199,7 @@ def test_variables_are_read_by_the_program() -> None:
 
 
 def wrong_with_python(text: str) -> list[str]:
-    """What names a piece of Python has that coprep does not have."""
+    """Returns the names in a piece of Python that coprep does not have."""
     wrong = []
     for node in ast.walk(ast.parse(textwrap.dedent(text))):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "coprep":

@@ -60,7 +60,7 @@ def test_importing_the_loader_imports_numpy_and_what_each_job_needs(name: str) -
     imported = imported_by(f"from coprep import {name}", after="numpy")
     assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names == {"coprep", "numpy"}
     assert NEEDLESS.isdisjoint(imported)
-    # What native pipelines and epochs of one's own process do without.
+    # Modules that native pipelines and epochs of one's own process do without.
     assert {"coprep._usercode", "coprep._fingerprint", "coprep._worker", "coprep._warm"}.isdisjoint(imported)
 
 

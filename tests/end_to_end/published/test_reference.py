@@ -47,7 +47,7 @@ def test_each_command_is_listed() -> None:
 
 
 class Option(NamedTuple):
-    """What the page says of an option."""
+    """An option, as the page describes it."""
 
     command: str
     name: str
@@ -177,11 +177,11 @@ def test_the_program_that_a_job_starts_can_be_named(
         len(coprep.ImageFolder(folder).decode())
 
 
-# What a coordinator shows of jobs of all kinds.
+# The screens and metrics of a coordinator with jobs of all kinds.
 
 
 class Shown(NamedTuple):
-    """What a coordinator said at one moment."""
+    """The answers of a coordinator at one moment."""
 
     status: str
     top: str
@@ -266,7 +266,7 @@ def test_policies_of_caches_are_those_that_are_told(shown: Shown) -> None:
 
 
 def screen() -> dict[str, list[str]]:
-    """Returns what the page tells of each table of the screen, in order."""
+    """Returns the columns that the page lists for each table of the screen, in order."""
     told: dict[str, list[str]] = {}
     table = ""
     for row in rows(section(SCREENS, "`coprep top`")):
@@ -421,7 +421,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "reuse": {"cache": "prepared", "reuse": 2},
     "seed": {"seed": 2},
 }
-"""What tells a loader from the base, by the name that the page has for it."""
+"""Options in which a loader differs from the base, by the names that the page has for the differences."""
 WRITTEN = {"global NAME", "code MODULE", "package NAME", "interpreter", "working directory", "labels", "folder"} | {
     "operators",
     "path of sample 0",

@@ -36,7 +36,7 @@ pub(crate) struct Facts {
     pub(crate) storage: f64,
     /// `true` if samples that are not cached are in the kernel's page cache, so that storage is not read again.
     pub(crate) is_in_page_cache: bool,
-    /// How far fetching and preparing overlap: if they take `a` and `b` seconds, both together take
+    /// Degree to which fetching and preparing overlap: if they take `a` and `b` seconds, both together take
     /// `(a^p + b^p)^(1/p)`. With 1 they do not overlap; the larger, the closer to the longer of both.
     pub(crate) overlap: f64,
     /// The worker processes of the script's own dataset. `None` for coprep's own pipelines, whose threads fetch ahead

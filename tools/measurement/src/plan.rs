@@ -25,7 +25,7 @@ pub struct MeasurementPlan {
     pub batch_size: u32,
     /// Processors that prepare.
     pub cpus: u32,
-    /// How much slower storage is made than it is.
+    /// Factor by which storage is slowed down.
     pub storage: Slowness,
     /// Seconds of each measurement.
     pub seconds: f64,

@@ -34,7 +34,7 @@ struct Rank {
 /// A rank that returns to an epoch.
 #[derive(Clone, Default)]
 pub(crate) struct Back {
-    /// How many batches fewer it was given than the foremost rank.
+    /// Number of batches fewer it was given than the foremost rank.
     pub(crate) behind: u32,
     /// `true` if it was given all of the epoch.
     pub(crate) is_done: bool,

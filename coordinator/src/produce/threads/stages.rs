@@ -242,7 +242,7 @@ impl<W> StageQueues<W> {
         }
     }
 
-    /// Tells a slow source that it has answered a read with so many bytes.
+    /// Tells a slow source that it has answered a read with `bytes` bytes.
     fn answered(&mut self, now: Instant, step: &Step, bytes: u64) {
         let source = step.source().filter(|source| self.slow.contains(*source));
         // A task may end without a read, because nobody wants its sample any more.

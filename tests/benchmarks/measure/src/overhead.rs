@@ -33,7 +33,7 @@ const MOST: u32 = 8;
 const SAMPLES: u32 = 1_000_000;
 /// Largest number of images, which are kept decoded.
 const IMAGES: u32 = 500;
-/// How often an image is prepared.
+/// Number of times that an image is prepared.
 const TIMES: u32 = 4;
 const PAIRS: usize = 9;
 
