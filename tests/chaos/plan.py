@@ -183,7 +183,7 @@ class Plan:
     ending: str = "stop"
     """Way in which the coordinator ends: ``stop`` (the command), ``term`` (SIGTERM) or ``idle`` (by itself)."""
     probe: bool = False
-    """``True`` if jobs attach and leave after the others. The coordinator must end with as many descriptors as before."""
+    """``True`` if jobs attach and leave after the others. The coordinator must end with as many descriptors as now."""
 
     def is_killed(self, job: int) -> bool:
         return any(f.kind == "kill" and f.target == "job" and f.which == job for f in self.faults)

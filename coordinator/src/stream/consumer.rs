@@ -72,7 +72,7 @@ pub(crate) struct Consumer {
     _bell: Bell,
     pub(crate) pending: VecDeque<Pending>,
     pub(crate) last_taken: Instant,
-    /// Time since when something that it could take lies unread.
+    /// Time from which on something that it could take has been unread.
     unread_since: Option<Instant>,
     /// Moving average of the time for which it leaves something unread.
     usually_unread: Duration,

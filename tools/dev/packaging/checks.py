@@ -1,4 +1,4 @@
-"""Check the needs of wheels for the system, and whether they run in an environment of their own."""
+"""Checks the needs of wheels for the system, and that they run in an environment of their own."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Barrier, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use coprep_coordinator::pass;
+use coprep_coordinator::pool_overhead;
 use coprep_costs::lookahead::{SPREAD, StartPlan, window_needed};
 use coprep_costs::{Chooser, CostRecorder, CostTable, Features, MeasuredTimes, Offer};
 use coprep_pipeline::{Dataset, DecodedView, Pipeline, SampleKey, Scratch};
@@ -335,7 +335,8 @@ impl Thread<'_> {
 /// Returns the extra time of a pool for a sample if it keeps stall clocks: the median of several pairs of runs.
 fn attribution() -> f64 {
     let pair = |_| {
-        let [off, on] = [false, true].map(|attributes| pass(attributes, SAMPLES).as_nanos() as f64);
+        let [off, on] =
+            [false, true].map(|attributes| pool_overhead(attributes, SAMPLES).as_nanos() as f64);
         (on - off) / f64::from(SAMPLES)
     };
     let mut pairs: Vec<f64> = (0..PAIRS).map(pair).collect();
