@@ -57,7 +57,7 @@ CONSTANTS = {
     ],
     "explanation/shared-memory.md": [
         (r"an entry for each of (\d+) samples", "protocol/src/code/worker.rs", "ENTRIES"),
-        (r"A ring has at most ([\d,]+) places", "src/stream/mod.rs", "RING"),
+        (r"A ring has at most ([\d,]+) entries", "src/stream/mod.rs", "RING"),
         (r"refuses the memory for (\d+ s)", "stream/sample/large.rs", "MOST_SHORT"),
         (r"After (\d+ ms) the rest of a part stays", "shared_memory/src/mapping.rs", "COLLAPSE_TIMEOUT"),
     ],
