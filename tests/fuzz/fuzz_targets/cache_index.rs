@@ -91,8 +91,9 @@ impl Segment {
         let payloads = input.some(CAPACITY);
         bytes[PAYLOADS_AT..][..payloads.len()].copy_from_slice(payloads);
         for (number, (kind, recipe)) in recipes.into_iter().enumerate() {
-            let bytes_of_entry = entry(kind, recipe, &bytes[PAYLOADS_AT..]);
-            bytes[INDEX_AT + number * ENTRY_BYTES..][..ENTRY_BYTES].copy_from_slice(&bytes_of_entry);
+            let bytes_of_entry = entry_bytes(kind, recipe, &bytes[PAYLOADS_AT..]);
+            bytes[INDEX_AT + number * ENTRY_BYTES..][..ENTRY_BYTES]
+                .copy_from_slice(&bytes_of_entry);
         }
         if kind == 2 {
             bytes.resize(input.small() as usize, 1);
@@ -129,7 +130,9 @@ impl Segment {
         assert_eq!(found.entries.len() + found.dropped.len(), written);
         let (mut end, mut ids) = (0, HashSet::new());
         for (number, entry) in &found.entries {
-            assert!(*number < found.positions && entry.offset % ALIGNMENT == 0 && entry.offset >= end);
+            assert!(
+                *number < found.positions && entry.offset % ALIGNMENT == 0 && entry.offset >= end
+            );
             let bytes = self
                 .entries()
                 .nth(*number as usize)
@@ -179,7 +182,7 @@ fn header(blocks: usize) -> SegmentHeader {
     }
 }
 
-fn entry(kind: u8, recipe: EntryBytes, payloads: &[u8]) -> EntryBytes {
+fn entry_bytes(kind: u8, recipe: EntryBytes, payloads: &[u8]) -> EntryBytes {
     let mut bytes = recipe;
     match kind % 4 {
         0 => EMPTY,

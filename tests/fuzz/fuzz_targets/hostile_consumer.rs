@@ -143,7 +143,10 @@ impl Hostile {
 }
 
 fn protocol_violation(error: &coprep_shared_memory::Error) -> bool {
-    assert!(matches!(error.kind(), ErrorKind::ProtocolViolation), "{error}");
+    assert!(
+        matches!(error.kind(), ErrorKind::ProtocolViolation),
+        "{error}"
+    );
     false
 }
 
