@@ -40,14 +40,14 @@ LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class Program:
-    """A program, and what is done with its runs."""
+    """A program, and the treatment of its runs."""
 
     words: Sequence[str]
     """The words of its command."""
     imports_coprep: bool
-    """Whether it imports coprep's loader itself."""
+    """``True`` if it imports coprep's loader itself."""
     record: bool
-    """Whether its batches are recorded."""
+    """``True`` if its batches are recorded."""
     files: Sequence[str]
     """Files that it writes, which must be the same in all runs."""
 
@@ -126,8 +126,8 @@ def run(program: Program, loader: str, copies: int, folder: Path) -> Run:
     outs = [folder / f"copy-{number}" for number in range(copies)]
     for out in outs:
         out.mkdir(parents=True)
-    with coordinator(folder) as (place, watch):
-        env = {**os.environ, **place, "OMP_NUM_THREADS": "1", "PROGRAMS_LOADER": loader}
+    with coordinator(folder) as (variables, watch):
+        env = {**os.environ, **variables, "OMP_NUM_THREADS": "1", "PROGRAMS_LOADER": loader}
         if program.imports_coprep:
             env["PROGRAMS_IMPORT_COPREP"] = "1"
         began = time.monotonic()
@@ -203,8 +203,8 @@ def describe(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 def kind(one: Mapping[str, Any]) -> str:
     """Returns a description of a pass: the loader that made it, its order, and its length."""
-    maker = "shared" if one["shared"] else "own"
-    return f"{maker} {one['order']} of {len(one['sizes'])} batches, {len(one['ids'])} samples"
+    loader = "shared" if one["shared"] else "own"
+    return f"{loader} {one['order']} of {len(one['sizes'])} batches, {len(one['ids'])} samples"
 
 
 def shared_samples(folder: Path) -> int:

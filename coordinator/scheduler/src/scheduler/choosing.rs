@@ -68,13 +68,13 @@ impl Scheduler {
 
     /// Returns the members of a cohort that are furthest behind: all members, unless the cohort has just been resumed.
     fn rearmost(&self, members: &Members) -> Vec<JobId> {
-        let place = |id: &JobId| self.jobs.get(id).map(|job| (job.epoch, job.position()));
-        let behind = members.here.iter().filter_map(place).min();
+        let progress = |id: &JobId| self.jobs.get(id).map(|job| (job.epoch, job.position()));
+        let behind = members.here.iter().filter_map(progress).min();
         members
             .here
             .iter()
             .copied()
-            .filter(|id| place(id) == behind)
+            .filter(|id| progress(id) == behind)
             .collect()
     }
 
