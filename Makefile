@@ -19,7 +19,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock .cargo/config.toml $(shell find cache coor
 WHEEL_SOURCES := $(RUST_SOURCES) LICENSE pyproject.toml $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md')
 PYTHON_CODE := tools/demo tools/dev tools/bench/src bindings/build_backend bindings/python cache/device/kernels docs/examples tests
 TYPED_PACKAGES := tools.demo tools.dev.site tools.dev.packaging coprep_build coprep tests.chaos \
-	$(addprefix tests.benchmarks.,loaders slow_samples drop_in what_if)
+	$(addprefix tests.benchmarks.,loaders slow_samples drop_in what_if gpu)
 
 .PHONY: help
 help: ## this list
@@ -27,6 +27,7 @@ help: ## this list
 	@echo "  settings:       DATA=folder (demo, bench, bench-slow), SECONDS=n (bench, fuzz), ONLY=coprep,limit REPEAT=n JOBS=1,2 (bench),"
 	@echo "                  ONLY=order,forms,cost,watch,balance REPEAT=n QUICK=1 ARGS=\"--samples spin-10x\" (bench-slow),"
 	@echo "                  ONLY=detection,memory REPEAT=n QUICK=1 (drop-in),"
+	@echo "                  REPEAT=n JOBS=1,8 SECONDS=n ARGS=\"--modes synthetic,coprep-device\" (bench-gpu),"
 	@echo "                  HISTORIES=n PARALLEL=n SEED=n ARGS=\"--only 'ranks: 2'\" (chaos)"
 
 # --- prerequisites -------------------------------------------------------------------------------------------
@@ -156,6 +157,13 @@ bench-slow: $(VENV)/.package $(call torch_for,order cost watch) $(filter demo-da
 .PHONY: what-if
 what-if: $(VENV)/.package $(filter demo-data,$(DATA)) ## what analyze predicts, against epochs that are run
 	@$(PY) -m tests.benchmarks.what_if "$(DATA)" --out "$(TARGET)/what-if" $(ONLY_OPTION) $(REPEAT_OPTION)
+
+.PHONY: bench-gpu
+bench-gpu: $(VENV)/.package $(VENV)/.torch $(filter demo-data,$(DATA)) | deps ## training jobs that share one GPU, and the parts of a batch's way there
+	@cargo build --release -p coprep-measurement --bin measure_gpu
+	@$(PY) -m tests.benchmarks.gpu --data "$(DATA)" --native "$(PROGRAMS)/measure_gpu" --out "$(TARGET)/bench-gpu/report.json" \
+		$(REPEAT_OPTION) $(if $(JOBS),--jobs "$(JOBS)") $(if $(SECONDS),--seconds "$(SECONDS)") $(ARGS)
+	@$(PY) -m tests.benchmarks.gpu.tables "$(TARGET)/bench-gpu/report.json" --out "$(TARGET)/bench-gpu"
 
 .PHONY: drop-in
 drop-in: $(VENV)/.package $(VENV)/.torch ## what it costs to replace PyTorch's DataLoader and nothing else, with bars

@@ -139,8 +139,8 @@ class Children(contextlib.ExitStack):
 
 
 def coprep_command() -> Path:
-    """Returns the `coprep` command of this interpreter's environment."""
-    return Path(sys.executable).with_name("coprep")
+    """Returns the `coprep` command that `COPREP_BIN` names, or that of this interpreter's environment."""
+    return Path(os.environ.get("COPREP_BIN") or Path(sys.executable).with_name("coprep"))
 
 
 def await_socket(child: Child, path: Path, timeout: float = 30.0) -> None:

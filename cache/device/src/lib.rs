@@ -62,6 +62,7 @@ pub use driver::{CudaVersion, Driver};
 pub use element::ElementType;
 pub use error::{Error, ErrorKind, Result};
 pub use gpu::{ComputeMode, Gpu, GpuUuid};
+pub use host_buffer::HostBuffer;
 pub use memory::DeviceMemory;
 pub use shareable::{ShareableMemory, import};
 pub use staging_source::StagingSource;

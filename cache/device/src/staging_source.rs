@@ -44,6 +44,15 @@ enum Way {
     },
 }
 
+impl Way {
+    fn bounced(context: &Context, why: String) -> Result<Self> {
+        Ok(Way::Bounced {
+            why,
+            buffers: Mutex::new(BounceBuffers::allocate(context)?),
+        })
+    }
+}
+
 impl StagingSource {
     /// Pins the area, or makes the buffers for copies if it cannot be pinned.
     ///
@@ -54,12 +63,20 @@ impl StagingSource {
         let way = match PinnedView::pin(context, &view) {
             Ok(pinned) => Way::Pinned(Arc::new(pinned)),
             Err(error) if *error.kind() == ErrorKind::Fault => return Err(error),
-            Err(error) => Way::Bounced {
-                why: error.to_string(),
-                buffers: Mutex::new(BounceBuffers::allocate(context)?),
-            },
+            Err(error) => Way::bounced(context, error.to_string())?,
         };
         Ok(StagingSource { view, way })
+    }
+
+    /// Makes the buffers for copies although the area may be pinned, so that measurements can compare both ways.
+    ///
+    /// # Errors
+    /// If the buffers cannot be pinned.
+    pub fn open_bounced(context: &Context, view: PinnableView) -> Result<Self> {
+        Ok(StagingSource {
+            view: Arc::new(view),
+            way: Way::bounced(context, "it was asked for".to_owned())?,
+        })
     }
 
     /// Returns the area.

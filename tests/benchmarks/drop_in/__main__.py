@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.benchmarks.drop_in import detection, first_batch, identity, memory, one_pass, ragged, report
 from tests.benchmarks.drop_in.case import Once, Setting
-from tests.benchmarks.slow_samples.__main__ import words
+from tests.benchmarks.loaders.arguments import words
 from tests.benchmarks.slow_samples.running import Progress
 from tools.demo.children import exit_code
 

@@ -144,6 +144,8 @@ class Bar:
     at_least: bool
     got: float | None
     unit: str = "x"
+    digits: int = 2
+    """Digits after the point, where the value is small."""
 
     @property
     def met(self) -> bool | None:
@@ -155,7 +157,7 @@ class Bar:
         asked = f"{'at least' if self.at_least else 'under'} {self.asked:g} {self.unit}"
         if self.got is None:
             return [self.what, asked, "not measured", ""]
-        got = f"{self.got:,.0f} {self.unit}" if self.got >= 50 else f"{self.got:.2f} {self.unit}"
+        got = f"{self.got:,.0f} {self.unit}" if self.got >= 50 else f"{self.got:.{self.digits}f} {self.unit}"
         return [self.what, asked, got, "met" if self.met else "NOT MET"]
 
 

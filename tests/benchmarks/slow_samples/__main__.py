@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests.benchmarks.loaders.arguments import words
 from tests.benchmarks.loaders.measure import Dataset
 from tests.benchmarks.slow_samples import balance, forms, order, report, samples
 from tests.benchmarks.slow_samples.balance import BalanceOptions, measure_balance
@@ -68,18 +68,6 @@ def benchmark(args: argparse.Namespace, folder: Path) -> None:
         results.balance = measure_balance(BalanceOptions(few, args.scenarios, features, args.repeat, args.quick))
     report.show(results)
     print("\n" + ", ".join(map(str, report.write(results, args.out))))
-
-
-def words(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """Returns a parser of a list of some of these words, separated by commas."""
-
-    def of(text: str) -> list[str]:
-        found = text.split(",")
-        if unknown := set(found) - set(known):
-            raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(known)}")
-        return found
-
-    return of
 
 
 def parse() -> argparse.Namespace:

@@ -9,6 +9,7 @@ import pytest
 from tests.benchmarks.drop_in import one_pass
 from tests.benchmarks.drop_in.case import Once
 from tests.benchmarks.drop_in.report import Results as DropInResults
+from tests.benchmarks.gpu import report as gpu
 from tests.benchmarks.loaders import report as loaders
 from tests.benchmarks.loaders.measure import Dataset
 from tests.benchmarks.loaders.records import Spread
@@ -57,6 +58,7 @@ def test_a_page_names_its_command_and_has_each_table_under_its_heading(tmp_path:
                 loaders.page(loaders.Results(DATA, 8)),
                 DropInResults({one_pass.CASE.name: [Once({}, [])]}, [one_pass.CASE], quick=False).page(),
                 what_if.page([row(1.0)], 3),
+                gpu.page(gpu.NOT_MEASURED),
             )
         ),
     ],
