@@ -163,7 +163,7 @@ bench-gpu: $(VENV)/.package $(VENV)/.torch $(filter demo-data,$(DATA)) | deps ##
 	@cargo build --release -p coprep-measurement --bin measure_gpu
 	@$(PY) -m tests.benchmarks.gpu --data "$(DATA)" --native "$(PROGRAMS)/measure_gpu" --out "$(TARGET)/bench-gpu/report.json" \
 		$(REPEAT_OPTION) $(if $(JOBS),--jobs "$(JOBS)") $(if $(SECONDS),--seconds "$(SECONDS)") $(ARGS)
-	@$(PY) -m tests.benchmarks.gpu.report "$(TARGET)/bench-gpu/report.json" --out "$(TARGET)/bench-gpu"
+	@$(PY) -m tests.benchmarks.gpu.tables "$(TARGET)/bench-gpu/report.json" --out "$(TARGET)/bench-gpu"
 
 .PHONY: drop-in
 drop-in: $(VENV)/.package $(VENV)/.torch ## what it costs to replace PyTorch's DataLoader and nothing else, with bars

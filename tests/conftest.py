@@ -33,24 +33,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def socket_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The socket of a coordinator for one test."""
     with coordinator_at(tmp_path / "run", monkeypatch) as socket:
         yield socket
 
 
 @pytest.fixture
-def nothing_is_left(place: Path) -> Iterator[None]:
+def nothing_is_left(socket_path: Path) -> Iterator[None]:
     """Checks that none of the coordinator's processes is left once it has ended."""
     yield
     wait_for_preparations()
     with contextlib.suppress(coprep.CoprepError):
         coprep.stop()
-    until(lambda: not processes_of(place), "every process ends", 5)
+    until(lambda: not processes_of(socket_path), "every process ends", 5)
 
 
 @pytest.fixture
-def pipeline(folder: Path, place: Path) -> coprep.Pipeline:
+def pipeline(folder: Path, socket_path: Path) -> coprep.Pipeline:
     return coprep.ImageFolder(folder).decode().random_resized_crop(32).random_horizontal_flip()
 
 

@@ -257,9 +257,9 @@ impl DatasetCache {
 
     /// Copies a sample into the cache, if there is room.
     pub(crate) fn keep(&self, id: u32, meta: Meta, bytes: &[u8]) {
-        if let Some(mut place) = self.store.reserve(id, bytes.len(), meta) {
-            place.as_mut_slice().copy_from_slice(bytes);
-            place.commit();
+        if let Some(mut reservation) = self.store.reserve(id, bytes.len(), meta) {
+            reservation.as_mut_slice().copy_from_slice(bytes);
+            reservation.commit();
         }
     }
 

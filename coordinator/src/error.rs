@@ -28,7 +28,7 @@ pub enum ErrorKind {
     Defect,
     /// The process that runs the jobs' own code was killed.
     ForkServerKilled {
-        /// How the process ended.
+        /// Description of the end of the process.
         how: String,
         /// The step that it was doing.
         doing: String,
@@ -110,7 +110,7 @@ pub(crate) fn defect(what: impl Into<String>) -> Error {
         .with_remedy("this is a defect of coprep: please report it with the coordinator's log")
 }
 
-/// Returns the error that each of so many processes that ran the jobs' own code was killed.
+/// Returns the error that each of several processes that ran the jobs' own code was killed.
 pub(crate) fn fork_server_killed(how: &str, doing: &str, attempts: u32) -> Error {
     let times = match attempts {
         0 | 1 => String::new(),

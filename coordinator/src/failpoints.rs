@@ -1,10 +1,10 @@
-//! Fail points: places where tests make a thread panic.
+//! Fail points: points in the code where tests make a thread panic.
 //!
 //! They are [`fail`] points, and exist only in a build with the feature `failpoints`. Such a build of `coprep serve`
 //! (`cargo build -p coprep-cli --features failpoints`) takes their actions from the environment:
 //! `FAILPOINTS="worker-prepare=1%panic;driver-turn=5*off->panic"`. The tests of this crate always have them.
 //!
-//! | name | thread | place | cost of a panic there |
+//! | name | thread | point | cost of a panic there |
 //! |---|---|---|---|
 //! | `session-request` | session | a request was read, and is not answered | that connection; its client connects again |
 //! | `attach-locked` | session | a consumer was added, the stream's lock is held | the stream; its jobs find another |

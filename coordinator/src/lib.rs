@@ -38,7 +38,7 @@ pub use error::{Error, ErrorKind, Result};
 /// For `overhead` in `tests/benchmarks/measure`.
 #[cfg(feature = "measure")]
 #[doc(hidden)]
-pub use produce::threads::pass;
+pub use produce::threads::pool_overhead;
 pub use registry::describe;
 pub use registry::status::Monitor;
 pub use server::{OwnFile, Server, StopReason};

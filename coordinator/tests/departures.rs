@@ -52,7 +52,7 @@ impl Node {
     }
 
     fn connect(&self) -> Connection {
-        Connection::open(&self.place(), &ConnectOptions::find("test")).unwrap()
+        Connection::open(&self.paths(), &ConnectOptions::find("test")).unwrap()
     }
 
     fn refusal(&self, request: &Request) -> Refusal {
@@ -280,7 +280,7 @@ fn an_epoch_that_a_rank_began_before_its_job_formed_is_prepared() {
         resume: done(SAMPLES / 2..SAMPLES),
     });
     let end = Instant::now() + LIMIT;
-    while control::status(&node.place(), 0).unwrap().streams[0]
+    while control::status(&node.paths(), 0).unwrap().streams[0]
         .totals
         .prepared
         == 0
@@ -442,7 +442,7 @@ fn ranks_meet_that_were_told_different_tokens_since_they_were_given_something() 
         tokens: tokens.to_vec(),
         ..attach(rank, 2)
     };
-    // One rank was given something of job 6. The other, of job 5, had its place there as well.
+    // One rank was given something of job 6. The other, of job 5, was registered there as well.
     let (_first, one, _) = join(&node, of(0, &[6]));
     let (_second, other, _) = join(&node, of(1, &[5, 6]));
     assert_eq!(one.job, other.job);

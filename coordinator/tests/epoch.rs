@@ -41,7 +41,7 @@ impl Node {
             staging_bytes: 8 << 20,
             ..Settings::default()
         };
-        let server = Server::bind(place(folder.path()), settings).unwrap();
+        let server = Server::bind(paths(folder.path()), settings).unwrap();
         let server = std::thread::spawn(move || server.run().unwrap());
         Node {
             folder,
@@ -50,7 +50,7 @@ impl Node {
     }
 
     fn connect(&self) -> UnixStream {
-        let socket = UnixStream::connect(&place(self.folder.path()).socket).unwrap();
+        let socket = UnixStream::connect(&paths(self.folder.path()).socket).unwrap();
         socket
             .set_read_timeout(Some(Duration::from_secs(30)))
             .unwrap();
@@ -91,11 +91,11 @@ impl Drop for Node {
             self.server.take().unwrap().join().unwrap(),
             StopReason::Asked
         );
-        assert!(!place(self.folder.path()).socket.exists());
+        assert!(!paths(self.folder.path()).socket.exists());
     }
 }
 
-fn place(folder: &Path) -> CoordinatorPaths {
+fn paths(folder: &Path) -> CoordinatorPaths {
     CoordinatorPaths::at(folder.join("run/coordinator.sock"))
 }
 

@@ -62,7 +62,7 @@ impl Node {
             ..Settings::default()
         };
         fail::cfg(point, actions).unwrap();
-        let server = Server::bind(place(&folder), settings).unwrap();
+        let server = Server::bind(paths(&folder), settings).unwrap();
         let server = std::thread::spawn(move || server.run());
         Node {
             folder,
@@ -100,7 +100,7 @@ impl Node {
             ..common::attach(self.pipeline(), 8)
         };
         let options = LoaderOptions {
-            place: place(&self.folder),
+            place: paths(&self.folder),
             name: "test".into(),
             program: None,
             attach,
@@ -136,7 +136,7 @@ impl Node {
     }
 
     fn connect(&self) -> Connection {
-        Connection::open(&place(&self.folder), &ConnectOptions::find("test")).unwrap()
+        Connection::open(&paths(&self.folder), &ConnectOptions::find("test")).unwrap()
     }
 
     fn stop(mut self) {
@@ -146,11 +146,11 @@ impl Node {
         assert_eq!(asked.unwrap(), Reply::Stopping);
         let ended = self.server.take().unwrap().join().unwrap();
         assert_eq!(ended.unwrap(), StopReason::Asked);
-        assert!(!place(&self.folder).socket.exists());
+        assert!(!paths(&self.folder).socket.exists());
     }
 }
 
-fn place(folder: &tempfile::TempDir) -> CoordinatorPaths {
+fn paths(folder: &tempfile::TempDir) -> CoordinatorPaths {
     CoordinatorPaths::at(folder.path().join("run/coordinator.sock"))
 }
 
@@ -363,7 +363,7 @@ fn a_rank_that_is_to_meet_the_others_again_keeps_the_batch_that_it_holds() {
 #[test]
 fn a_client_that_sends_an_invalid_message_keeps_its_buffers_until_it_has_hung_up() {
     let node = Node::start("session-request", "off");
-    let client = UnixStream::connect(place(&node.folder).socket).unwrap();
+    let client = UnixStream::connect(paths(&node.folder).socket).unwrap();
     client.set_read_timeout(Some(LIMIT)).unwrap();
     let hello = Request::Hello {
         name: "test".into(),
@@ -521,7 +521,7 @@ fn ends(point: &str) {
             .to_string()
             .contains("a defect of coprep")
     );
-    assert!(!place(&node.folder).socket.exists());
+    assert!(!paths(&node.folder).socket.exists());
 }
 
 #[test]

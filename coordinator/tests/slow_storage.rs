@@ -64,7 +64,7 @@ impl Storage {
     }
 
     fn pool(&self) -> PoolStatus {
-        control::status(&self.node.place(), 0).unwrap().pool
+        control::status(&self.node.paths(), 0).unwrap().pool
     }
 
     fn wait_until(&self, what: &str, is_so: impl Fn(&PoolStatus) -> bool) {

@@ -41,15 +41,15 @@ impl Node {
             ..Settings::default()
         };
         change(&mut settings);
-        let place = CoordinatorPaths::at(folder.path().join("run/coordinator.sock"));
-        let server = Server::bind(place, settings).unwrap();
+        let paths = CoordinatorPaths::at(folder.path().join("run/coordinator.sock"));
+        let server = Server::bind(paths, settings).unwrap();
         Node {
             folder,
             server: std::thread::spawn(move || server.run().unwrap()),
         }
     }
 
-    fn place(&self) -> CoordinatorPaths {
+    fn paths(&self) -> CoordinatorPaths {
         CoordinatorPaths::at(self.folder.path().join("run/coordinator.sock"))
     }
 
@@ -87,7 +87,7 @@ impl Node {
     fn job(&self, pipeline: PipelineSpec, batch_size: u32) -> Job {
         let attach = common::attach(pipeline, batch_size);
         Job(Loader::new(LoaderOptions {
-            place: self.place(),
+            place: self.paths(),
             name: "test".into(),
             program: None,
             attach,
@@ -103,7 +103,7 @@ impl Node {
 
     /// Asks the coordinator to stop, and waits for its end.
     fn stop(self) {
-        control::stop(&self.place()).unwrap();
+        control::stop(&self.paths()).unwrap();
         assert_eq!(self.server.join().unwrap(), StopReason::Asked);
     }
 }
@@ -205,7 +205,7 @@ fn a_warm_up_ends_and_an_idle_coordinator_too() {
     let node = Node::start(|settings| {
         (settings.idle, settings.idle_warm) = (Some(idle), Some(idle));
     });
-    let connection = Connection::open(&node.place(), &ConnectOptions::find("test")).unwrap();
+    let connection = Connection::open(&node.paths(), &ConnectOptions::find("test")).unwrap();
     let warm = Warm {
         pipeline: node.images(),
         cache: CacheRequest {
@@ -214,7 +214,7 @@ fn a_warm_up_ends_and_an_idle_coordinator_too() {
         },
     };
     let done =
-        control::warm_with(&node.place(), &ConnectOptions::find("warm"), warm, |_| ()).unwrap();
+        control::warm_with(&node.paths(), &ConnectOptions::find("warm"), warm, |_| ()).unwrap();
     assert_eq!(done.done, u64::from(IMAGES));
     std::thread::sleep(2 * idle);
     assert!(!node.server.is_finished(), "somebody is connected");
@@ -237,7 +237,7 @@ fn a_job_of_small_batches_shares_a_stream_with_one_of_large_ones() {
         );
         std::thread::scope(|scope| {
             for job in &jobs {
-                // The whole epoch at once is more batches than a ring has places.
+                // The whole epoch at once is more batches than a ring has entries.
                 scope.spawn(move || assert_eq!(job.hold_epoch().0, SAMPLES));
             }
         });

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.chaos.campaign import Campaign
+from tests.chaos.draw import draw
 from tests.chaos.history import Settings
-from tests.chaos.plan import Plan, Point, draw, features, loads
+from tests.chaos.plan import Plan, Point, features, loads
 
 
 def listed_points() -> tuple[Point, ...]:

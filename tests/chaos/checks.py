@@ -183,7 +183,7 @@ class Due:
     may_fail: frozenset[int]
     """Ids of the samples that may fail, since their files were changed or they kill a worker."""
     any_may_fail: bool
-    """Whether any sample may fail: panics cost samples, or several workers were killed. Two kills at one sample are
+    """``True`` if any sample may fail: panics cost samples, or several workers were killed. Two kills at one sample are
     reported as its error, as they must be.
     """
 

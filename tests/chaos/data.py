@@ -42,7 +42,7 @@ class Misbehaviour:
     """Folder with a file for each of these samples that has killed a worker."""
 
     def show(self, i: int) -> None:
-        """Does what a sample does to its worker before it is made."""
+        """Delays, fails or kills the worker, if sample ``i`` is one that does so."""
         if i in self.slow:
             time.sleep(self.slow_s)
         if i in self.failing:

@@ -50,7 +50,7 @@ class Settings:
     """Seconds within which a history must end."""
     verbose: bool = False
     has_failpoints: bool = False
-    """Whether the command was built with failpoints."""
+    """``True`` if the command was built with failpoints."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Later:
     """Seconds since the history began."""
     action: Callable[[], object]
     is_owed: bool = False
-    """Whether the action is carried out even if the history ends before its moment."""
+    """``True`` if the action is carried out even if the history ends before its moment."""
 
 
 @dataclass

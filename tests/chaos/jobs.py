@@ -392,8 +392,8 @@ def main(plan: Plan, part: Part, room: Room, points: int | None, barrier: Any) -
         training.log("paused")
         code = PAUSED
     except BaseException as error:  # noqa: BLE001 - the log has to tell any error
-        place = traceback.format_exc()[-4000:]
-        training.log("crash", type=type(error).__name__, text=str(error)[:2000], place=place)
+        trace = traceback.format_exc()[-4000:]
+        training.log("crash", type=type(error).__name__, text=str(error)[:2000], trace=trace)
     finally:
         # This process is a fork of the runner, whose exit handlers must not run here. A program runs this one.
         if code != CRASHED:

@@ -25,10 +25,10 @@ OWN = data.DataLoader
 
 
 @pytest.fixture
-def installed(place: Path) -> Iterator[Path]:
+def installed(socket_path: Path) -> Iterator[Path]:
     coprep.install()
     try:
-        yield place
+        yield socket_path
     finally:
         coprep.uninstall()
 
@@ -67,7 +67,7 @@ class Derived(data.DataLoader[Any]):
 
 @pytest.mark.parametrize("where", ["torch.utils.data", "coprep"])
 def test_any_sampler_works_with_our_class_in_the_place_of_pytorchs(
-    place: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    socket_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     monkeypatch.setattr(data, "DataLoader", coprep.DataLoader)
     monkeypatch.setattr(data.dataloader, "DataLoader", coprep.DataLoader)
@@ -92,7 +92,7 @@ def test_pytorchs_loader_shares_from_wherever_it_is_called(installed: Path) -> N
             assert len(coprep.status()["streams"]) == 1
 
 
-def test_it_can_be_undone_and_done_again(place: Path) -> None:
+def test_it_can_be_undone_and_done_again(socket_path: Path) -> None:
     kinds = []
     for _ in range(2):
         coprep.install()
@@ -257,7 +257,7 @@ def test_a_program_runs_as_by_itself(tmp_path: Path, scripts: Path, program: lis
     assert (ours.returncode, ours.stdout, ours.stderr) == (own.returncode, own.stdout, own.stderr)
 
 
-def test_a_program_shares_and_so_do_processes_that_it_spawns(place: Path, scripts: Path) -> None:
+def test_a_program_shares_and_so_do_processes_that_it_spawns(socket_path: Path, scripts: Path) -> None:
     for code in (
         "train()",
         "import torch.multiprocessing as m; m.spawn(train, nprocs=2)",
@@ -271,7 +271,7 @@ def test_a_program_shares_and_so_do_processes_that_it_spawns(place: Path, script
     assert python("train.py", "train()", cwd=scripts).stdout.splitlines()[1:] == ["torch True"]
 
 
-def test_installing_before_pytorch_is_imported_imports_nothing(scripts: Path, place: Path) -> None:
+def test_installing_before_pytorch_is_imported_imports_nothing(scripts: Path, socket_path: Path) -> None:
     code = """
     import sys, coprep
     coprep.install()
@@ -422,24 +422,24 @@ def ran(folder: Path, script: str, *arguments: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if line[:1].isdigit() or line[:4] in ("True", "Fals")]
 
 
-def test_lightning_trains_and_predicts(place: Path, tmp_path: Path) -> None:
+def test_lightning_trains_and_predicts(socket_path: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     assert ran(tmp_path, LIGHTNING, "auto", "1") == ["1 64 coprep._loader", "True"]
 
 
-def test_lightnings_predictions_are_shared_and_written_with_their_ids(place: Path, tmp_path: Path) -> None:
+def test_lightnings_predictions_are_shared_and_written_with_their_ids(socket_path: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     # A random order cannot be written beside the batches, and is left to PyTorch.
     assert ran(tmp_path, PREDICTIONS) == ["True", "True", "True", "False"]
 
 
-def test_lightning_gives_each_spawned_rank_its_part(place: Path, tmp_path: Path) -> None:
+def test_lightning_gives_each_spawned_rank_its_part(socket_path: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     # Lightning puts a DistributedSampler into a loader of the same class.
     assert ran(tmp_path, LIGHTNING, "ddp_spawn", "2") == ["2 32 coprep._loader"] * 2
 
 
-def test_the_trainer_of_transformers_trains_and_predicts(place: Path, tmp_path: Path) -> None:
+def test_the_trainer_of_transformers_trains_and_predicts(socket_path: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
     assert ran(tmp_path, TRANSFORMERS) == ["True", "True", "True"]
@@ -474,7 +474,7 @@ if __name__ == "__main__":
 """
 
 
-def test_ranks_of_torchrun_have_what_pytorch_gives_them(place: Path, tmp_path: Path) -> None:
+def test_ranks_of_torchrun_have_what_pytorch_gives_them(socket_path: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(RANKS)
     launch = ("-m", "torch.distributed.run", "--nproc-per-node", 2, "--standalone", "-m", "coprep", "run", "script.py")
     done = python(*launch, cwd=tmp_path)
@@ -518,7 +518,7 @@ def outputs(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
             process.kill()
 
 
-def test_ranks_that_were_launched_one_by_one_are_one_job(place: Path, tmp_path: Path) -> None:
+def test_ranks_that_were_launched_one_by_one_are_one_job(socket_path: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(BY_HAND)
     # Otherwise Gloo takes the interface of the host's name, which need not be the loopback.
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}

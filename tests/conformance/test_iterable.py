@@ -52,13 +52,13 @@ def values(loader: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"num_workers": 1, "persistent_workers": True}])
-def test_an_iterable_dataset_is_what_it_is_with_pytorch(place: Path, options: dict[str, Any]) -> None:
+def test_an_iterable_dataset_is_what_it_is_with_pytorch(socket_path: Path, options: dict[str, Any]) -> None:
     for more in ({}, {"drop_last": True}, {"collate_fn": list}):
         ours = unshared(lambda more=more: coprep.DataLoader(Count(), batch_size=4, **options, **more))  # type: ignore[misc]
         theirs = data.DataLoader(Count(), batch_size=4, **options, **more)
         for _ in range(2):
             assert values(ours) == values(theirs) != []
-    assert not place.exists(), "nobody needs a coordinator"
+    assert not socket_path.exists(), "nobody needs a coordinator"
 
 
 def test_workers_divide_it_as_with_pytorch() -> None:
@@ -108,7 +108,7 @@ def test_what_such_a_dataset_cannot_have_is_refused() -> None:
 # --- types ----------------------------------------------------------------------------------------------------
 
 
-def test_annotations_may_say_of_what_samples_a_loader_is(place: Path) -> None:
+def test_annotations_may_say_of_what_samples_a_loader_is(socket_path: Path) -> None:
     def make() -> coprep.DataLoader[tuple[int, str]]:
         return coprep.DataLoader([1, 2, 3], batch_size=3, framework="numpy")
 

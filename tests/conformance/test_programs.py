@@ -56,6 +56,16 @@ def one(ids: list[int], order: str = "random", samples: int = 4, **changed: Any)
     return recorded | changed
 
 
+def mixed(ids: list[int], weight: float, **changed: Any) -> dict[str, Any]:
+    """Returns a recorded pass of one batch, each of whose labels is blended with the one before it."""
+    before = ids[-1:] + ids[:-1]
+    shares = [
+        [weight * (label == mine) + (1 - weight) * (label == other) for label in range(4)]
+        for mine, other in zip(ids, before, strict=True)
+    ]
+    return one(ids, **changed) | {"ids": shares}
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours", "what"),
     [
@@ -69,6 +79,11 @@ def one(ids: list[int], order: str = "random", samples: int = 4, **changed: Any)
         # Each rank may be given other samples than with PyTorch, and all of them together are given the same.
         ([one([0, 1]), one([2, 3])], [one([2, 1]), one([0, 3])], ""),
         ([one([0, 1]), one([2, 3])], [one([2, 1]), one([2, 3])], "labels"),
+        # Mixup gives each sample a share of another label, by a weight of its own in each batch.
+        ([mixed([0, 1], 0.75), mixed([2, 3], 0.5)], [mixed([3, 0], 0.9), mixed([2, 1], 0.7)], ""),
+        ([mixed([0, 1], 0.75), mixed([2, 3], 0.5)], [mixed([3, 0], 0.9), mixed([2, 0], 0.7)], "labels"),
+        ([mixed([0, 1], 0.75, samples=5)], [mixed([3, 0], 0.9, samples=5)], ""),
+        ([mixed([0, 1], 0.75, samples=5)], [mixed([3, 3], 0.9, samples=5)], "labels"),
     ],
 )
 def test_differences_between_passes(theirs: list[Any], ours: list[Any], what: str) -> None:

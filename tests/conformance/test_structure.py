@@ -197,8 +197,8 @@ def test_for_numpy_the_batch_is_of_arrays(name: str) -> None:
                 assert part.dtype == np.float32
                 assert same(torch.from_numpy(part).bfloat16(), torch.from_numpy(array.view("i2")).view(torch.bfloat16))
             else:
-                place = part.ctypes.data if framework == "numpy" else part.data_ptr()
-                assert place == array.ctypes.data, "it is not copied"
+                address = part.ctypes.data if framework == "numpy" else part.data_ptr()
+                assert address == array.ctypes.data, "it is not copied"
 
 
 def test_batches_do_not_share_containers() -> None:

@@ -63,7 +63,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def codes(text: str) -> list[str]:
-    """Returns what a text sets as code."""
+    """Returns the parts of a text that are set as code."""
     return INLINE.findall(text)
 
 

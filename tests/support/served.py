@@ -24,9 +24,9 @@ Series = dict[tuple[str, Labels], float]
 class Coordinator:
     """``coprep serve``, with its log in a file."""
 
-    def __init__(self, place: Path, log: Path, *arguments: str) -> None:
+    def __init__(self, socket: Path, log: Path, *arguments: str) -> None:
         self.log = log
-        command = ["coprep", "serve", "--socket", str(place), "--log-format", "json", *arguments]
+        command = ["coprep", "serve", "--socket", str(socket), "--log-format", "json", *arguments]
         with log.open("w") as file:
             self.process = subprocess.Popen(command, stderr=file)
         until(lambda: self.says("coordinator listens") or self.process.poll() is not None, "the coordinator listens")

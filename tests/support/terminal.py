@@ -148,8 +148,8 @@ def run_of_cells(x: int, y: int, text: str, how: Look) -> str:
         return box
     weight = ' font-weight="bold"' if bold else ""
     # The length keeps columns apart as in a terminal, in any font.
-    place = f'x="{left}" y="{top + 13}" textLength="{width}" lengthAdjust="spacingAndGlyphs"'
-    return f'{box}<text {place} fill="{ink}"{weight} xml:space="preserve">{html.escape(text)}</text>'
+    position = f'x="{left}" y="{top + 13}" textLength="{width}" lengthAdjust="spacingAndGlyphs"'
+    return f'{box}<text {position} fill="{ink}"{weight} xml:space="preserve">{html.escape(text)}</text>'
 
 
 def svg(screen: pyte.Screen) -> str:

@@ -1,6 +1,6 @@
 """Measures the code's language and shape, as ``make figures`` does.
 
-It parses Rust with tree-sitter, and Python with ``ast`` and ``tokenize``. ``--list`` prints the places of a figure.
+It parses Rust with tree-sitter, and Python with ``ast`` and ``tokenize``. ``--list`` prints the locations of a figure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEADLESS = re.compile(
 
 @dataclass
 class Figures:
-    """Counts, and the places that were counted."""
+    """Counts, and the locations that were counted."""
 
     words: int = 0
     code_lines: int = 0
@@ -50,17 +50,17 @@ class Figures:
     functions: list[int] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
     types: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    places: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    locations: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def found(self, name: str, place: str) -> None:
-        self.places[name].append(place)
+    def found(self, name: str, location: str) -> None:
+        self.locations[name].append(location)
 
 
-def read_comment(figures: Figures, place: str, text: str) -> None:
+def read_comment(figures: Figures, location: str, text: str) -> None:
     text = re.sub(r"`[^`]*`", "x", text)
     figures.words += len(re.findall(r"[A-Za-z']+", text))
     for match in HEADLESS.finditer(text):
-        figures.found("headless", f"{place}: …{text[max(0, match.start() - 30) : match.end() + 40]}")
+        figures.found("headless", f"{location}: …{text[max(0, match.start() - 30) : match.end() + 40]}")
 
 
 # --- Rust -----------------------------------------------------------------------------------------------------
@@ -109,24 +109,24 @@ def read_rust(figures: Figures, path: Path) -> None:
     for line, comment in rust_comments(text):
         read_comment(figures, f"{path}:{line}", comment)
     for node in nodes(RUST.parse(text.encode()).root_node):
-        place = f"{path}:{node.start_point[0] + 1}"
+        location = f"{path}:{node.start_point[0] + 1}"
         if (
             node.type in ("struct_item", "enum_item", "trait_item", "type_item")
             and not is_test
             and not is_in_type(node)
         ):
-            figures.types[text_of(node.child_by_field_name("name"))].append(place)
+            figures.types[text_of(node.child_by_field_name("name"))].append(location)
         elif node.type == "function_item":
-            read_rust_function(figures, place, node, lines)
+            read_rust_function(figures, location, node, lines)
         elif node.type == "match_expression":
             body = node.child_by_field_name("body")
             arms = [] if body is None else [arm for arm in body.named_children if arm.type == "match_arm"]
             patterns = {text_of(arm.child_by_field_name("pattern")) for arm in arms}
             if patterns in ({"true", "false"}, {"true", "_"}, {"false", "_"}):
-                figures.found("match-bool", place)
+                figures.found("match-bool", location)
 
 
-def read_rust_function(figures: Figures, place: str, node: Node, lines: list[str]) -> None:
+def read_rust_function(figures: Figures, location: str, node: Node, lines: list[str]) -> None:
     body, parameters = node.child_by_field_name("body"), node.child_by_field_name("parameters")
     result = node.child_by_field_name("return_type")
     if body is not None:
@@ -135,10 +135,10 @@ def read_rust_function(figures: Figures, place: str, node: Node, lines: list[str
         figures.body_lines += sum(bool(line.strip()) for line in inside)
         figures.body_comments += sum(bool(re.match(r"\s*//(?![/!])", line)) for line in inside)
     if parameters is not None and sum(child.type == "parameter" for child in parameters.named_children) > 7:
-        figures.found("arguments", place)
+        figures.found("arguments", location)
     signature = [inner for part in (parameters, result) if part is not None for inner in nodes(part)]
     if any(inner.type == "tuple_type" and inner.named_child_count >= 4 for inner in signature):
-        figures.found("tuples", place)
+        figures.found("tuples", location)
 
 
 # --- Python ---------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def table(figures: Figures) -> list[tuple[str, str]]:
-    count = {name: len(places) for name, places in figures.places.items()}
+    count = {name: len(locations) for name, locations in figures.locations.items()}
     return [
         (
             "headless clauses per 1,000 words of comment",
@@ -243,11 +243,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", default=FOLDERS, metavar="FOLDER")
     names = ["headless", "homonyms", "match-bool", "arguments", "tuples"]
-    parser.add_argument("--list", choices=names, help="print the places of a figure")
+    parser.add_argument("--list", choices=names, help="print the locations of a figure")
     args = parser.parse_args()
     figures = measure(args.folders)
     if args.list:
-        print("\n".join(figures.places[args.list]))
+        print("\n".join(figures.locations[args.list]))
         return
     for name, value in table(figures):
         print(f"| {name} | {value} |")

@@ -37,7 +37,7 @@ impl Args {
     }
 
     /// Returns the paths of the coordinator's socket and of the files beside it.
-    pub(crate) fn place(&self) -> CoordinatorPaths {
+    pub(crate) fn paths(&self) -> CoordinatorPaths {
         self.socket
             .clone()
             .map_or_else(CoordinatorPaths::from_env, CoordinatorPaths::at)

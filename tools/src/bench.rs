@@ -14,9 +14,9 @@ use crate::output::{print, print_line};
 use crate::progress::Steps;
 
 /// Measures all loaders and prints the report, or runs one of the jobs.
-pub(crate) fn run(place: &CoordinatorPaths, args: &BenchArgs) -> Outcome {
+pub(crate) fn run(paths: &CoordinatorPaths, args: &BenchArgs) -> Outcome {
     if args.consumer {
-        let never = coprep_bench::run_job(place, BufReader::new(stdin()), &mut stdout())?;
+        let never = coprep_bench::run_job(paths, BufReader::new(stdin()), &mut stdout())?;
         match never {}
     }
     interrupt::catch_signals()?;

@@ -39,8 +39,8 @@ struct Finding {
 }
 
 /// Runs all checks and prints the findings. Fails if one of them is a failure.
-pub(crate) fn run(place: &CoordinatorPaths, args: &args::DoctorArgs) -> Outcome {
-    let findings = examine(place);
+pub(crate) fn run(paths: &CoordinatorPaths, args: &args::DoctorArgs) -> Outcome {
+    let findings = examine(paths);
     if args.json {
         print_line(serde_json::to_string_pretty(&findings)?)?;
     } else {
@@ -68,19 +68,19 @@ fn lines(f: &Finding) -> String {
     lines
 }
 
-fn examine(place: &CoordinatorPaths) -> Vec<Finding> {
+fn examine(paths: &CoordinatorPaths) -> Vec<Finding> {
     let mut findings = vec![
         shared_memory(),
         free_memory(),
-        cache_budget(place),
+        cache_budget(paths),
         dev_shm(),
         kernel(),
         page_maps(),
         processors(),
         cpu_features(),
         descriptors(),
-        socket_folder(place),
-        coordinator(place),
+        socket_folder(paths),
+        coordinator(paths),
     ];
     findings.extend(gpus());
     findings
@@ -153,10 +153,10 @@ fn free_memory() -> Finding {
 
 /// Compares the budget of the caches with the available memory. The budget is that of the running coordinator, or of
 /// the one that a job of this environment would start.
-fn cache_budget(place: &CoordinatorPaths) -> Finding {
+fn cache_budget(paths: &CoordinatorPaths) -> Finding {
     let check = "caches";
     let available = memory::available();
-    let (budget, reserved) = match control::status(place, 0) {
+    let (budget, reserved) = match control::status(paths, 0) {
         Ok(status) => {
             let reserved = status.caches.iter().map(|c| c.capacity).sum();
             (status.cache_budget, reserved)
@@ -317,9 +317,9 @@ fn descriptors() -> Finding {
 }
 
 /// Checks that the socket's path is short enough and that its folder can be used.
-fn socket_folder(place: &CoordinatorPaths) -> Finding {
+fn socket_folder(paths: &CoordinatorPaths) -> Finding {
     let check = "socket";
-    let path = place.socket.display().to_string();
+    let path = paths.socket.display().to_string();
     // The kernel's limit for a socket's path is 108 bytes with the closing zero.
     if path.len() > 107 {
         return failure(
@@ -328,15 +328,15 @@ fn socket_folder(place: &CoordinatorPaths) -> Finding {
             "name a shorter one in COPREP_SOCKET",
         );
     }
-    match place.prepare() {
+    match paths.prepare() {
         Ok(()) => ok(check, path),
         Err(e) => failure(check, e.to_string(), "name another one in COPREP_SOCKET"),
     }
 }
 
-fn coordinator(place: &CoordinatorPaths) -> Finding {
+fn coordinator(paths: &CoordinatorPaths) -> Finding {
     let check = "coordinator";
-    match control::status(place, 0) {
+    match control::status(paths, 0) {
         Ok(status) => ok(
             check,
             format!(

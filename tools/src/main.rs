@@ -28,18 +28,18 @@ pub(crate) type Outcome<T = ExitCode> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
     let args = Args::read();
-    let place = args.place();
+    let paths = args.paths();
     let outcome = match args.command {
-        Command::Serve(serve) => serve::run(place, &serve),
-        Command::Warm(warm) => warm::run(&place, &warm),
-        Command::Status(status) => status::run(&place, &status),
-        Command::Throttle(throttle) => status::throttle(&place, &throttle),
-        Command::Top(top) => top::run(&place, &top),
-        Command::Stop => status::stop(&place),
-        Command::Drop { dataset } => status::drop_caches(&place, dataset),
+        Command::Serve(serve) => serve::run(paths, &serve),
+        Command::Warm(warm) => warm::run(&paths, &warm),
+        Command::Status(status) => status::run(&paths, &status),
+        Command::Throttle(throttle) => status::throttle(&paths, &throttle),
+        Command::Top(top) => top::run(&paths, &top),
+        Command::Stop => status::stop(&paths),
+        Command::Drop { dataset } => status::drop_caches(&paths, dataset),
         Command::Analyze(analyze) => analyze::run(&analyze),
-        Command::Bench(bench) => bench::run(&place, &bench),
-        Command::Doctor(doctor) => doctor::run(&place, &doctor),
+        Command::Bench(bench) => bench::run(&paths, &bench),
+        Command::Doctor(doctor) => doctor::run(&paths, &doctor),
         Command::CheckGpu { number } => check_gpu::run(number),
     };
     outcome.unwrap_or_else(|e| {

@@ -16,16 +16,16 @@ use crate::args::{ServeArgs, Switch};
 use crate::{Outcome, logs};
 
 /// Runs a coordinator until it is stopped, idle or interrupted.
-pub(crate) fn run(place: CoordinatorPaths, args: &ServeArgs) -> Outcome {
+pub(crate) fn run(paths: CoordinatorPaths, args: &ServeArgs) -> Outcome {
     let _log = logs::to_stderr(args.log_format);
     #[cfg(feature = "failpoints")]
     let _failpoints = failpoints();
     coprep_shared_memory::allocator::keep_freed_memory();
-    let socket = place.socket.clone();
+    let socket = paths.socket.clone();
     // A newer coordinator may have put its own log at this path by the time this one ends: remove only our file.
-    let log = OwnFile::at(&place.log()).ok().filter(|_| args.auto);
+    let log = OwnFile::at(&paths.log()).ok().filter(|_| args.auto);
     let mut ready = args.ready_fd.map(starter);
-    let (server, metrics) = match start(place, args) {
+    let (server, metrics) = match start(paths, args) {
         Ok(started) => started,
         Err(e) => {
             notify(&mut ready, &serde_json::json!({ "error": e.to_string() }));
@@ -77,12 +77,12 @@ fn failpoints() -> Option<fail::FailScenario<'static>> {
 type Started = Outcome<(Server, Option<Metrics>)>;
 
 /// Binds the socket, and starts to serve metrics if they are asked for.
-fn start(place: CoordinatorPaths, args: &ServeArgs) -> Started {
+fn start(paths: CoordinatorPaths, args: &ServeArgs) -> Started {
     let settings = settings(args);
     if let Some(text) = more_than_there_is(settings.cache_budget, memory::available()) {
         tracing::warn!("{text}");
     }
-    let server = Server::bind(place, settings)?;
+    let server = Server::bind(paths, settings)?;
     let serve = |address| Metrics::serve(address, server.monitor());
     let metrics = args.metrics.map(serve).transpose()?;
     if let Some(metrics) = &metrics {

@@ -16,8 +16,8 @@ use crate::output::print_line;
 use crate::{Outcome, args};
 
 /// Prints the status of the coordinator.
-pub(crate) fn run(place: &CoordinatorPaths, args: &args::StatusArgs) -> Outcome {
-    let status = control::status(place, args.slow)?;
+pub(crate) fn run(paths: &CoordinatorPaths, args: &args::StatusArgs) -> Outcome {
+    let status = control::status(paths, args.slow)?;
     if args.json {
         print_line(serde_json::to_string_pretty(&status)?)?;
     } else {
@@ -27,9 +27,9 @@ pub(crate) fn run(place: &CoordinatorPaths, args: &args::StatusArgs) -> Outcome 
 }
 
 /// Slows down the coordinator's reads, or ends the slowdown.
-pub(crate) fn throttle(place: &CoordinatorPaths, args: &args::ThrottleArgs) -> Outcome {
+pub(crate) fn throttle(paths: &CoordinatorPaths, args: &args::ThrottleArgs) -> Outcome {
     let latency = args.latency.unwrap_or_default();
-    control::throttle(place, args.rate, latency)?;
+    control::throttle(paths, args.rate, latency)?;
     print_line(match (args.rate, latency.is_zero()) {
         (None, true) => "storage is as it is".to_owned(),
         (rate, _) => format!(
@@ -45,25 +45,25 @@ pub(crate) fn throttle(place: &CoordinatorPaths, args: &args::ThrottleArgs) -> O
 }
 
 /// Stops the coordinator, and waits for its end.
-pub(crate) fn stop(place: &CoordinatorPaths) -> Outcome {
-    let pid = control::stop(place)?;
+pub(crate) fn stop(paths: &CoordinatorPaths) -> Outcome {
+    let pid = control::stop(paths)?;
     print_line(format_args!("coordinator {pid} has ended"))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Frees unused caches, of one dataset or of all.
-pub(crate) fn drop_caches(place: &CoordinatorPaths, dataset: Option<String>) -> Outcome {
+pub(crate) fn drop_caches(paths: &CoordinatorPaths, dataset: Option<String>) -> Outcome {
     let bytes = match dataset {
-        Some(named) => drop_of_dataset(place, &named)?,
-        None => drop_all(place)?,
+        Some(named) => drop_of_dataset(paths, &named)?,
+        None => drop_all(paths)?,
     };
     print_line(format_args!("{} freed", human(bytes)))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Frees all unused caches and the named segments that no coordinator uses. Returns their bytes.
-fn drop_all(place: &CoordinatorPaths) -> Outcome<u64> {
-    let bytes = match control::drop_caches(place, None) {
+fn drop_all(paths: &CoordinatorPaths) -> Outcome<u64> {
+    let bytes = match control::drop_caches(paths, None) {
         // A coordinator that has ended may have left named segments.
         Err(e) if *e.kind() == ErrorKind::Absent => 0,
         other => other?,
@@ -72,8 +72,8 @@ fn drop_all(place: &CoordinatorPaths) -> Outcome<u64> {
 }
 
 /// Frees the caches of a dataset. `named` is its name as `status` shows it, or any path of its folder.
-fn drop_of_dataset(place: &CoordinatorPaths, named: &str) -> Outcome<u64> {
-    let caches = control::status(place, 0)?.caches;
+fn drop_of_dataset(paths: &CoordinatorPaths, named: &str) -> Outcome<u64> {
+    let caches = control::status(paths, 0)?.caches;
     let of = |name: &str| {
         caches
             .iter()
@@ -95,7 +95,7 @@ fn drop_of_dataset(place: &CoordinatorPaths, named: &str) -> Outcome<u64> {
             format!("the cache of {name} is in use: it can be dropped when its jobs have ended");
         return Err(text.into());
     }
-    Ok(control::drop_caches(place, Some(name))?)
+    Ok(control::drop_caches(paths, Some(name))?)
 }
 
 /// Says that a dataset has no cache, and names the datasets that have one.

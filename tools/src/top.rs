@@ -11,9 +11,9 @@ use crate::args::TopArgs;
 use crate::output::print_line;
 
 /// Shows the live screen until the user or a signal ends it, or prints its content once.
-pub(crate) fn run(place: &CoordinatorPaths, args: &TopArgs) -> Outcome {
+pub(crate) fn run(paths: &CoordinatorPaths, args: &TopArgs) -> Outcome {
     if args.once {
-        print_line(coprep_top::once(place, args.interval)?)?;
+        print_line(coprep_top::once(paths, args.interval)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(why) = coprep_top::why_no_screen() {
@@ -22,7 +22,7 @@ pub(crate) fn run(place: &CoordinatorPaths, args: &TopArgs) -> Outcome {
         );
         return Ok(ExitCode::from(2));
     }
-    match coprep_top::show(place, args.interval)? {
+    match coprep_top::show(paths, args.interval)? {
         ScreenExit::Asked => Ok(ExitCode::SUCCESS),
         ScreenExit::Signal(signal) => {
             // End by the signal itself, as its sender expects.

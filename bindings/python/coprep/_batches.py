@@ -91,12 +91,12 @@ class Samples:
 
     @property
     def whole(self) -> bool:
-        """Whether samples travel as they are, because they are collated or converted in this process."""
+        """``True`` if samples travel as they are, because they are collated or converted in this process."""
         return self._collate is not None or not self._batched
 
     @property
     def batched(self) -> bool:
-        """Whether samples become batches, of one sample or more."""
+        """``True`` if samples become batches, of one sample or more."""
         return self._batched
 
     def __call__(self, arrays: Given, loader: _coprep.Loader) -> Any:
@@ -226,10 +226,10 @@ class InJob:
         fetch = program.fetch()
         made: list[Any] = []
         kept: list[int] = []
-        for place, (sample, visit) in enumerate(zip(index.tolist(), visits.tolist(), strict=True)):
+        for position, (sample, visit) in enumerate(zip(index.tolist(), visits.tolist(), strict=True)):
             try:
                 made.append(self._make(fetch, program.transform, seed, sample, visit))
-                kept.append(place)
+                kept.append(position)
             except StopIteration as error:
                 raise RuntimeError(f"sample {sample} raised StopIteration") from error
             except Exception as error:

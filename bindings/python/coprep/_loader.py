@@ -128,7 +128,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             launcher's environment.
         order: ``"deterministic"``: the seed determines every batch. ``"relaxed"``: a sample that takes longer than
             most may come in a later batch of the same epoch, so that it holds nobody up. With ``shuffle=False`` it
-            says that a pass cares for the set of samples and not for their order: jobs at different places then share.
+            says that a pass cares for the set of samples and not for their order: jobs at different positions share.
         on_error: ``"raise"`` an error for a sample that cannot be prepared, or ``"skip"`` it: another takes its place
             (in ascending order and in a cohort the batch is shorter by it), ``stats()["skipped"]`` counts it, and the
             first one gives a :class:`SkippedSampleWarning`.
@@ -620,7 +620,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
 
         Where samples are drawn with replacement, the state holds the numbers of the draws instead of ids, and
         ``draws``, which stands for their weights and their number. With a sampler of your own in a cohort it holds the
-        places of samples in the order of the epoch, and that order, which takes 5.3 bytes for each sample.
+        positions of samples in the order of the epoch, and that order, which takes 5.3 bytes for each sample.
 
         A state that is taken in the loop after the last batch has an empty rest: the loop that resumes it ends at once,
         and the next one is a whole epoch. A state that is taken after the loop has ended is of the next epoch.

@@ -152,7 +152,7 @@ class _Memory(Generic[T]):
 
 
 def _stamp(path: str) -> Stamp | None:
-    """Returns a value that differs after each change: times, size and place; ``None`` if there is no such file."""
+    """Returns a value that differs after each change of a file, or ``None`` if there is no such file."""
     try:
         about = os.stat(path)
     except OSError:

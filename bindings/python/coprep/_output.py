@@ -14,7 +14,7 @@ import stat
 import sys
 from typing import Any, TextIO
 
-_PATIENCE_MS = 1000
+_TIMEOUT_MS = 1000
 """Time that a full pipe may take to have room again. A reader that is alive takes less."""
 
 
@@ -63,7 +63,7 @@ class _Lossy(io.FileIO):
             return False
         watch = select.poll()
         watch.register(self.fileno(), select.POLLOUT)
-        return bool(watch.poll(_PATIENCE_MS))
+        return bool(watch.poll(_TIMEOUT_MS))
 
 
 def _without_waiting(descriptor: int) -> int:

@@ -40,13 +40,13 @@ class Packed:
     def __init__(self, data: bytes, buffers: list[memoryview]) -> None:
         lengths = [buffer.nbytes for buffer in buffers]
         start = _HEADER.size + _LENGTH.size * len(lengths)
-        places = list(_places(start + len(data), lengths))
-        self.size = places[-1] + lengths[-1] if places else start + len(data)
+        offsets = list(_offsets(start + len(data), lengths))
+        self.size = offsets[-1] + lengths[-1] if offsets else start + len(data)
         head = _HEADER.pack(_MAGIC, len(lengths), self.size, len(data)) + struct.pack(f"<{len(lengths)}Q", *lengths)
         self._pieces: list[tuple[int, bytes | memoryview]] = [
             (0, head),
             (start, data),
-            *zip(places, buffers, strict=True),
+            *zip(offsets, buffers, strict=True),
         ]
 
     def write_to(self, view: memoryview) -> int:
@@ -58,8 +58,8 @@ class Packed:
         target = view.cast("B")
         if target.nbytes < self.size:
             raise ValueError(f"{self.size} bytes do not fit into {target.nbytes}")
-        for place, piece in self._pieces:
-            target[place : place + len(piece)] = piece
+        for offset, piece in self._pieces:
+            target[offset : offset + len(piece)] = piece
         return self.size
 
 
@@ -114,20 +114,20 @@ def unpack(view: memoryview | bytes | bytearray) -> Any:
     if not start + length <= size <= source.nbytes:
         raise ValueError(f"a packed object of {size} bytes is cut off: there are {source.nbytes}")
     lengths = struct.unpack_from(f"<{count}Q", source, _HEADER.size)
-    places = list(_places(start + length, lengths))
-    if size != (places[-1] + lengths[-1] if places else start + length):
+    offsets = list(_offsets(start + length, lengths))
+    if size != (offsets[-1] + lengths[-1] if offsets else start + length):
         raise ValueError(f"a packed object of {size} bytes is damaged: its parts are of another size")
-    buffers: list[Any] = [source[place : place + n] for place, n in zip(places, lengths, strict=True)]
+    buffers: list[Any] = [source[offset : offset + n] for offset, n in zip(offsets, lengths, strict=True)]
     if source.readonly:
         buffers = [bytearray(buffer) for buffer in buffers]
     return pickle.loads(source[start : start + length], buffers=buffers)
 
 
-def _places(end: int, lengths: tuple[int, ...] | list[int]) -> Iterator[int]:
+def _offsets(end: int, lengths: tuple[int, ...] | list[int]) -> Iterator[int]:
     for length in lengths:
-        place = -(-end // _ALIGN) * _ALIGN
-        yield place
-        end = place + length
+        offset = -(-end // _ALIGN) * _ALIGN
+        yield offset
+        end = offset + length
 
 
 def _pickled(pickler: Any, obj: Any, keep: Callable[[pickle.PickleBuffer], None], reducer: Reducer | None) -> bytes:
@@ -235,7 +235,7 @@ def _lines_of(filename: str) -> list[str] | None:
 def _code(
     make: Callable[..., CodeType], arguments: tuple[Any, ...], filename: str, lines: list[str] | None
 ) -> CodeType:
-    """Returns code that keeps its place in tracebacks, which cloudpickle leaves out."""
+    """Returns code that keeps its file and line in tracebacks, which cloudpickle leaves out."""
     if lines is not None:
         linecache.cache.setdefault(filename, (sum(map(len, lines)), None, lines, filename))
     return make(*arguments).replace(co_filename=filename)

@@ -17,9 +17,9 @@ class Program(NamedTuple):
     transform: Callable[[Any], Any] | None
     worker_init_fn: Callable[[int], None] | None
     whole: bool
-    """Whether samples travel as they are, because the job collates them."""
+    """``True`` if samples travel as they are, because the job collates them."""
     batched: bool
-    """Whether samples become batches. Then ``__getitems__`` is used if the dataset has it, as PyTorch does."""
+    """``True`` if samples become batches. Then ``__getitems__`` is used if the dataset has it, as PyTorch does."""
 
     def fetch(self) -> Callable[[int], Any]:
         """Returns the function that makes a sample of the dataset from its id."""
@@ -31,7 +31,7 @@ class Delivery(NamedTuple):
     """Head of the file that the job sends to the fork server. The program follows at :data:`PROGRAM`."""
 
     spawn: bool
-    """Whether each worker loads the dataset anew, instead of finding it in memory."""
+    """``True`` if each worker loads the dataset anew, instead of finding it in memory."""
     samples: int | None
     """Number of samples of the dataset, or ``None`` if only the fork server can determine it."""
     argv: list[str]

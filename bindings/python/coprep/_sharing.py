@@ -1,4 +1,4 @@
-"""Which samples jobs share and in which order, and the options of a job that follow from it."""
+"""Decides which samples jobs share and in which order, and the options of a job that follow from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structure of a dataset's samples: the places of their parts in a batch, and the batch made of these parts.
+"""Structure of a dataset's samples: the fields of a batch that hold their parts, and the batch made of these parts.
 
 A batch equals the one that PyTorch's ``default_collate`` makes of the same samples, but its arrays are passed in
 instead of copied.

@@ -139,7 +139,7 @@ class UserCode:
 
     @property
     def is_preloaded(self) -> bool:
-        """Whether modules are imported before the dataset is loaded. No, if each worker loads the dataset anew."""
+        """``True`` if modules are imported before the dataset is loaded. No, if each worker loads the dataset anew."""
         return not self._spawn
 
     def launch(self, workers: int, sample_timeout: float) -> Launch:

@@ -17,7 +17,7 @@ use coprep_shared_memory::lock::lock;
 use coprep_shared_memory::mapping::Mapping;
 
 use crate::error::{Error, Result};
-use crate::index::{self, ENTRY, EntryLocation, IndexEntry};
+use crate::index::{self, ENTRY, EntryBytes, IndexEntry};
 use crate::layout::{SegmentLayout, WHAT};
 use crate::named;
 
@@ -59,7 +59,7 @@ pub(crate) struct Arena {
 }
 
 // SAFETY: the pointers within `memory` are to memory that lives as long as it and belongs to no thread;
-// writes go to places under the lock, and to extents, each of which has one owner.
+// writes go to the index under the lock, and to extents, each of which has one owner.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
@@ -75,7 +75,7 @@ struct ArenaState {
     largest_hole: u64,
     /// Positions whose entry was dropped.
     vacant: Vec<u32>,
-    next_place: u32,
+    next_position: u32,
     /// Number of extents that are neither published nor given back. Each of them will need an index position.
     open: u32,
     used: u64,
@@ -128,7 +128,7 @@ impl Arena {
         let mut state = self.state();
         // An open extent takes an index position when it is published. It is refused now if none would be left then,
         // because `append` cannot fail.
-        if state.open >= state.places_left(self.shape.places) {
+        if state.open >= state.positions_left(self.shape.positions) {
             return None;
         }
         // Holes are filled first. So the room at the end stays whole for samples that no hole is large enough for.
@@ -152,7 +152,7 @@ impl Arena {
     /// now or later.
     pub(crate) fn drop_entry(&self, number: u32, entry: &IndexEntry) {
         // First, so that the room goes to another entry only after the index no longer names it.
-        self.write_place(number, &index::DROPPED);
+        self.write_entry(number, &index::DROPPED);
         // `bounds` admitted the entry when it was read, so the number does not overflow.
         let room = index::extent_len(entry.len).unwrap_or(0);
         let mut state = self.state();
@@ -179,8 +179,8 @@ impl Arena {
         let payload = self.payload(extent.offset, extent.len as u64);
         // SAFETY: in bounds and initialised as in `bytes_mut`; the extent is ours, so nobody writes it.
         let payload = unsafe { std::slice::from_raw_parts(payload.as_ptr(), extent.len) };
-        match entry(extent.offset, payload).to_place(self.seed) {
-            Some(place) => Some(self.append(&place)),
+        match entry(extent.offset, payload).to_bytes(self.seed) {
+            Some(bytes) => Some(self.append(&bytes)),
             None => {
                 self.give_back(extent);
                 None
@@ -188,27 +188,27 @@ impl Arena {
         }
     }
 
-    fn append(&self, place: &EntryLocation) -> u32 {
+    fn append(&self, bytes: &EntryBytes) -> u32 {
         let mut state = self.state();
-        let number = state.take_place();
+        let number = state.take_position();
         state.open -= 1;
         // The payload must be in memory before the entry, in case this process is killed here.
         fence(Ordering::Release);
-        self.write_place(number, place);
+        self.write_entry(number, bytes);
         number
     }
 
-    fn write_place(&self, number: u32, place: &EntryLocation) {
-        for (word, bytes) in self.words(number).iter().zip(place.as_chunks().0) {
+    fn write_entry(&self, number: u32, bytes: &EntryBytes) {
+        for (word, chunk) in self.words(number).iter().zip(bytes.as_chunks().0) {
             // Relaxed: a reader learns the position through a release. A reader that still has the position for an
             // earlier entry finds by the checksum that the entry has changed, even if only in part.
-            word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+            word.store(u64::from_ne_bytes(*chunk), Ordering::Relaxed);
         }
     }
 
     fn words(&self, number: u32) -> &[AtomicU64; ENTRY / 8] {
-        let start = self.at(self.shape.place(number)).cast();
-        // SAFETY: in bounds (`place` checks the number, the shape fits the memory) and aligned: the index begins on a
+        let start = self.at(self.shape.offset(number)).cast();
+        // SAFETY: in bounds (`offset` checks the number, the shape fits the memory) and aligned: the index begins on a
         // page, and an entry is six words. The words are accessed as atomics and in no other way. In a named segment
         // another process of this user may break the rules and write there; then any bits may be read, and they are
         // validated.
@@ -217,18 +217,18 @@ impl Arena {
 
     /// Returns a validated copy of the entry at a position, or `None` if the position holds anything else now.
     pub(crate) fn entry(&self, number: u32) -> Option<IndexEntry> {
-        let entry = IndexEntry::from_place(&self.place(number), self.seed)?;
+        let entry = IndexEntry::from_bytes(&self.entry_bytes(number), self.seed)?;
         self.bounds().admit(&entry).then_some(entry)
     }
 
     /// Returns a copy of the bytes at a position.
-    pub(crate) fn place(&self, number: u32) -> EntryLocation {
-        let mut place = index::EMPTY;
-        for (word, bytes) in self.words(number).iter().zip(place.as_chunks_mut().0) {
+    pub(crate) fn entry_bytes(&self, number: u32) -> EntryBytes {
+        let mut bytes = index::EMPTY;
+        for (word, chunk) in self.words(number).iter().zip(bytes.as_chunks_mut().0) {
             // Relaxed: a copy that mixes an old and a new entry fails its checksum.
-            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+            *chunk = word.load(Ordering::Relaxed).to_ne_bytes();
         }
-        place
+        bytes
     }
 
     /// Returns the payload of an entry that came from [`entry`](Self::entry) and that nobody drops meanwhile.
@@ -269,12 +269,12 @@ impl Arena {
 
     /// Reads the index that another coordinator left. The room between entries is free, and so are dropped positions.
     pub(crate) fn take_over(&mut self) -> index::Scan {
-        let places = (0..self.shape.places).map(|number| self.place(number));
-        let scan = index::scan(places, &self.bounds());
+        let entries = (0..self.shape.positions).map(|number| self.entry_bytes(number));
+        let scan = index::scan(entries, &self.bounds());
         // A conflicting entry is dropped for good. Otherwise it could come back once its rival has been rewritten
         // elsewhere, and conflict with other entries.
         for number in &scan.dropped {
-            self.write_place(*number, &index::DROPPED);
+            self.write_entry(*number, &index::DROPPED);
         }
         *self.state() = ArenaState::after(&scan);
         scan
@@ -284,7 +284,7 @@ impl Arena {
 impl ArenaState {
     fn after(scan: &index::Scan) -> Self {
         let mut state = ArenaState {
-            next_place: scan.places,
+            next_position: scan.positions,
             vacant: [&*scan.vacant, &scan.dropped].concat(),
             ..ArenaState::default()
         };
@@ -298,14 +298,14 @@ impl ArenaState {
         state
     }
 
-    fn places_left(&self, places: u32) -> u32 {
-        places - self.next_place + self.vacant.len() as u32
+    fn positions_left(&self, positions: u32) -> u32 {
+        positions - self.next_position + self.vacant.len() as u32
     }
 
-    fn take_place(&mut self) -> u32 {
+    fn take_position(&mut self) -> u32 {
         self.vacant.pop().unwrap_or_else(|| {
-            self.next_place += 1;
-            self.next_place - 1
+            self.next_position += 1;
+            self.next_position - 1
         })
     }
 

@@ -1,7 +1,7 @@
 //! A cache of samples that are used a fixed number of times and then prepared again, with new randomness.
 //!
 //! It lies in private memory, within a capacity in bytes of payload. Nothing is evicted. A used-up entry gives its
-//! place to its successor.
+//! room to its successor.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};

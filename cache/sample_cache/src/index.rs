@@ -31,7 +31,7 @@ pub struct SegmentHeader {
     /// Number of samples. Every id is less.
     pub samples: u32,
     /// Number of entries that the index has room for.
-    pub places: u32,
+    pub positions: u32,
 }
 
 /// Identifies a segment and the version of its format.
@@ -97,14 +97,14 @@ const ARCHIVE: usize = size_of::<ArchivedIndexEntry>();
 pub const ENTRY: usize = ARCHIVE + 8;
 
 /// An entry of the index in its binary format.
-pub type EntryLocation = [u8; ENTRY];
+pub type EntryBytes = [u8; ENTRY];
 
 /// The bytes of a position that was never written.
-pub const EMPTY: EntryLocation = [0; ENTRY];
+pub const EMPTY: EntryBytes = [0; ENTRY];
 
 /// The bytes of a position whose entry was dropped. Even if they are written only in part over an entry, the result is
 /// not a valid entry.
-pub const DROPPED: EntryLocation = [255; ENTRY];
+pub const DROPPED: EntryBytes = [255; ENTRY];
 
 #[repr(C, align(16))]
 struct AlignedArchive<const N: usize>([u8; N]);
@@ -122,20 +122,20 @@ impl IndexEntry {
 
     /// Encodes the entry for the segment with this `seed`. Returns `None` only if memory is short.
     #[must_use]
-    pub fn to_place(&self, seed: u64) -> Option<EntryLocation> {
+    pub fn to_bytes(&self, seed: u64) -> Option<EntryBytes> {
         let archive = rkyv::to_bytes::<rkyv::rancor::Error>(self).ok()?;
-        let mut place = EMPTY;
-        place[..ARCHIVE].copy_from_slice(archive.get(..ARCHIVE)?);
-        let checksum = checksum(&place[..ARCHIVE], seed);
-        place[ARCHIVE..].copy_from_slice(&checksum.to_le_bytes());
-        Some(place)
+        let mut bytes = EMPTY;
+        bytes[..ARCHIVE].copy_from_slice(archive.get(..ARCHIVE)?);
+        let checksum = checksum(&bytes[..ARCHIVE], seed);
+        bytes[ARCHIVE..].copy_from_slice(&checksum.to_le_bytes());
+        Some(bytes)
     }
 
     /// Decodes a copy of the bytes at a position. Returns `None` if the position does not hold an entry as it was
     /// written.
     #[must_use]
-    pub(crate) fn from_place(place: &EntryLocation, seed: u64) -> Option<Self> {
-        let (archive, written) = place.split_at(ARCHIVE);
+    pub(crate) fn from_bytes(bytes: &EntryBytes, seed: u64) -> Option<Self> {
+        let (archive, written) = bytes.split_at(ARCHIVE);
         if checksum(archive, seed).to_le_bytes() != written {
             return None;
         }
@@ -179,7 +179,7 @@ pub struct Scan {
     /// Positions whose entry was dropped earlier.
     pub vacant: Vec<u32>,
     /// Number of positions from the start up to and including the last one written.
-    pub places: u32,
+    pub positions: u32,
     /// End of the last payload.
     pub end: u64,
 }
@@ -195,25 +195,25 @@ pub struct Bounds {
     pub seed: u64,
 }
 
-/// Reads an index and checks checksums, bounds, ids and overlaps. `places` are copies of the bytes at all positions, in
-/// order.
+/// Reads an index and checks checksums, bounds, ids and overlaps. `entries` are copies of the bytes at all positions,
+/// in order.
 #[must_use]
-pub fn scan(places: impl Iterator<Item = EntryLocation>, bounds: &Bounds) -> Scan {
+pub fn scan(entries: impl Iterator<Item = EntryBytes>, bounds: &Bounds) -> Scan {
     let mut scan = Scan::default();
     // Do not stop at the first empty position: if a fault has zeroed one position, the entries after it must still be
     // found.
-    for (number, place) in (0u32..).zip(places) {
-        if place == EMPTY {
+    for (position, bytes) in (0u32..).zip(entries) {
+        if bytes == EMPTY {
             continue;
         }
-        scan.places = number + 1;
-        if place == DROPPED {
-            scan.vacant.push(number);
+        scan.positions = position + 1;
+        if bytes == DROPPED {
+            scan.vacant.push(position);
             continue;
         }
-        match IndexEntry::from_place(&place, bounds.seed).filter(|entry| bounds.admit(entry)) {
-            Some(entry) => scan.entries.push((number, entry)),
-            None => scan.dropped.push(number),
+        match IndexEntry::from_bytes(&bytes, bounds.seed).filter(|entry| bounds.admit(entry)) {
+            Some(entry) => scan.entries.push((position, entry)),
+            None => scan.dropped.push(position),
         }
     }
     scan.drop_conflicts();
@@ -234,18 +234,18 @@ impl Scan {
     fn drop_conflicts(&mut self) {
         let mut ids = HashSet::new();
         let mut extents = BTreeMap::new();
-        for (place, entry) in std::mem::take(&mut self.entries).into_iter().rev() {
+        for (position, entry) in std::mem::take(&mut self.entries).into_iter().rev() {
             let end = entry.end().unwrap_or(u64::MAX);
             if is_free(&extents, entry.offset, end) && ids.insert(entry.id) {
-                extents.insert(entry.offset, (end, place, entry));
+                extents.insert(entry.offset, (end, position, entry));
             } else {
-                self.dropped.push(place);
+                self.dropped.push(position);
             }
         }
         self.end = extents.last_key_value().map_or(0, |(_, &(end, ..))| end);
         self.entries = extents
             .into_values()
-            .map(|(_, place, entry)| (place, entry))
+            .map(|(_, position, entry)| (position, entry))
             .collect();
     }
 }

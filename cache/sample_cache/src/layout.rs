@@ -4,7 +4,7 @@ use coprep_shared_memory::mapping::page_size;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{self, ENTRY};
-use crate::table::PLACES;
+use crate::table::MAX_POSITIONS;
 
 /// Name of the memory in error messages.
 pub(crate) const WHAT: &str = "the sample cache";
@@ -16,7 +16,7 @@ pub(crate) struct SegmentLayout {
     /// Bytes for payloads, a multiple of the alignment.
     pub(crate) capacity: u64,
     /// Number of entries that the index has room for.
-    pub(crate) places: u32,
+    pub(crate) positions: u32,
     /// Offset of the payloads.
     pub(crate) payloads_at: usize,
     /// Bytes of the segment.
@@ -32,8 +32,8 @@ impl SegmentLayout {
         let capacity = capacity - capacity % index::ALIGNMENT;
         // One entry per sample, plus some for samples that are written twice because their first entry was damaged.
         let wanted = u64::from(samples) + u64::from(samples) / 16 + 64;
-        let places = wanted.min(capacity / index::ALIGNMENT).min(PLACES);
-        let index = usize::try_from(places)
+        let positions = wanted.min(capacity / index::ALIGNMENT).min(MAX_POSITIONS);
+        let index = usize::try_from(positions)
             .ok()
             .and_then(|n| n.checked_mul(ENTRY));
         let payloads_at = index.and_then(|n| {
@@ -47,7 +47,7 @@ impl SegmentLayout {
                 Ok(SegmentLayout {
                     samples,
                     capacity,
-                    places: places as u32,
+                    positions: positions as u32,
                     payloads_at,
                     bytes,
                 })
@@ -58,8 +58,12 @@ impl SegmentLayout {
     }
 
     /// Returns the offset of an index position.
-    pub(crate) fn place(&self, number: u32) -> usize {
-        assert!(number < self.places, "place {number} of {}", self.places);
-        page_size() + number as usize * ENTRY
+    pub(crate) fn offset(&self, position: u32) -> usize {
+        assert!(
+            position < self.positions,
+            "position {position} of {}",
+            self.positions
+        );
+        page_size() + position as usize * ENTRY
     }
 }

@@ -70,7 +70,7 @@ pub(crate) struct OpenedSegment {
     pub(crate) shape: SegmentLayout,
     /// True if the segment has an index to take over.
     pub(crate) is_warm: bool,
-    /// True if this call removed an incomplete segment and created `segment` in its place.
+    /// True if this call removed an incomplete segment and created `segment` in its path.
     pub(crate) replaced: bool,
 }
 
@@ -93,12 +93,12 @@ pub(crate) fn seed(fingerprint: u128) -> u64 {
 
 /// Opens the segment if it is complete. Otherwise creates a new one.
 pub(crate) fn open(name: &str, shape: SegmentLayout, fingerprint: u128) -> Result<OpenedSegment> {
-    let place = SegmentPath::new(name)?;
+    let path = SegmentPath::new(name)?;
     let header = header(&shape, fingerprint);
     let mut removed = false;
     for _ in 0..OPEN_TRIES {
-        let Some(file) = place.lock()? else {
-            if let Some(segment) = place.create(&shape, &header)? {
+        let Some(file) = path.lock()? else {
+            if let Some(segment) = path.create(&shape, &header)? {
                 return Ok(OpenedSegment {
                     segment,
                     shape,
@@ -108,12 +108,12 @@ pub(crate) fn open(name: &str, shape: SegmentLayout, fingerprint: u128) -> Resul
             }
             continue;
         };
-        let Some(found) = place.shape(&file, &header)? else {
+        let Some(found) = path.shape(&file, &header)? else {
             // The next round creates a segment, unless another process is faster.
-            removed |= place.unlink(&file)?;
+            removed |= path.unlink(&file)?;
             continue;
         };
-        if let Some(memory) = place.map(&file, &found)? {
+        if let Some(memory) = path.map(&file, &found)? {
             return Ok(OpenedSegment {
                 segment: Segment {
                     memory,
@@ -125,13 +125,13 @@ pub(crate) fn open(name: &str, shape: SegmentLayout, fingerprint: u128) -> Resul
             });
         }
     }
-    Err(place.in_use())
+    Err(path.in_use())
 }
 
 impl SegmentLayout {
     fn is_of(&self, header: &SegmentHeader) -> bool {
-        (self.capacity, self.bytes as u64, self.places)
-            == (header.capacity, header.bytes, header.places)
+        (self.capacity, self.bytes as u64, self.positions)
+            == (header.capacity, header.bytes, header.positions)
     }
 }
 
@@ -141,7 +141,7 @@ fn header(shape: &SegmentLayout, fingerprint: u128) -> SegmentHeader {
         capacity: shape.capacity,
         bytes: shape.bytes as u64,
         samples: shape.samples,
-        places: shape.places,
+        positions: shape.positions,
     }
 }
 
@@ -179,9 +179,9 @@ fn describe(name: &str) -> Option<NamedSegment> {
 /// # Errors
 /// If a live coordinator uses the segment, or it belongs to another user.
 pub fn remove_named(name: &str) -> Result<bool> {
-    let place = SegmentPath::new(name)?;
-    match place.lock()? {
-        Some(file) => place.unlink(&file),
+    let path = SegmentPath::new(name)?;
+    match path.lock()? {
+        Some(file) => path.unlink(&file),
         None => Ok(false),
     }
 }
@@ -477,24 +477,24 @@ mod tests {
 
     #[test]
     fn a_new_file_is_locked_as_soon_as_it_has_its_name() {
-        let TestPath(place) = &TestPath::new("new");
-        let file = place.create_locked().unwrap().unwrap();
-        assert!(place.names(&file.0));
-        let refused = place.lock().map(drop);
+        let TestPath(path) = &TestPath::new("new");
+        let file = path.create_locked().unwrap().unwrap();
+        assert!(path.names(&file.0));
+        let refused = path.lock().map(drop);
         assert!(matches!(refused.unwrap_err().kind(), ErrorKind::InUse));
-        assert!(place.create_locked().unwrap().is_none());
-        assert!(place.names(&file.0));
+        assert!(path.create_locked().unwrap().is_none());
+        assert!(path.names(&file.0));
     }
 
     #[test]
     fn a_name_that_another_file_has_by_now_is_not_removed() {
-        let TestPath(place) = &TestPath::new("other");
-        let old = place.create_locked().unwrap().unwrap();
-        fs::remove_file(place.path()).unwrap();
-        let new = place.create_locked().unwrap().unwrap();
-        assert!(!place.unlink(&old).unwrap());
-        assert!(place.names(&new.0));
-        assert!(place.unlink(&new).unwrap());
-        assert!(!place.path().exists());
+        let TestPath(path) = &TestPath::new("other");
+        let old = path.create_locked().unwrap().unwrap();
+        fs::remove_file(path.path()).unwrap();
+        let new = path.create_locked().unwrap().unwrap();
+        assert!(!path.unlink(&old).unwrap());
+        assert!(path.names(&new.0));
+        assert!(path.unlink(&new).unwrap());
+        assert!(!path.path().exists());
     }
 }

@@ -103,11 +103,11 @@ impl NoEviction {
 
     fn take_over(&mut self, found: &mut TakeOver) {
         let scan = self.arena.take_over();
-        for (place, entry) in &scan.entries {
+        for (position, entry) in &scan.entries {
             self.table.set(
                 entry.id,
                 CachedAt {
-                    place: *place,
+                    position: *position,
                     checked: false,
                 },
             );
@@ -124,13 +124,13 @@ impl NoEviction {
 
     /// Checks an entry that was taken over, at its first hit, and drops it if its payload is damaged.
     fn check(&self, id: u32) {
-        let Some((place, entry)) = self.find_damaged(id) else {
+        let Some((position, entry)) = self.find_damaged(id) else {
             return;
         };
         // A thread that still looks at the payload began before the entry was withdrawn. The write lock waits until all
         // such threads have finished, and no new one can begin.
         drop(unpoisoned(self.looks.write()));
-        self.arena.drop_entry(place, &entry);
+        self.arena.drop_entry(position, &entry);
         self.count().remove(entry.form, entry.len);
         // This comes last, because from here on another writer may begin the sample.
         self.table.give_up(id);
@@ -143,16 +143,16 @@ impl NoEviction {
         let present = self.table.get(id).filter(|present| !present.checked)?;
         let entry = self.entry(id, present)?;
         if payload_checksum(self.arena.payload_of(&entry)) == entry.payload_checksum {
-            self.table.confirm(id, present.place);
+            self.table.confirm(id, present.position);
             return None;
         }
-        let is_ours = self.table.withdraw(id, present.place);
-        is_ours.then_some((present.place, entry))
+        let is_ours = self.table.withdraw(id, present.position);
+        is_ours.then_some((present.position, entry))
     }
 
     fn entry(&self, id: u32, present: CachedAt) -> Option<IndexEntry> {
         // The position may hold another sample by now, if the entry was dropped after the table was read.
-        let entry = self.arena.entry(present.place);
+        let entry = self.arena.entry(present.position);
         entry.filter(|entry| entry.id == id)
     }
 }
@@ -164,7 +164,7 @@ impl ArenaStore for NoEviction {
 
     fn admit(&self, id: u32, meta: Meta, extent: Extent) {
         let mut len = 0;
-        let place = self.arena.publish(extent, |offset, payload| {
+        let position = self.arena.publish(extent, |offset, payload| {
             len = payload.len() as u64;
             let payload_checksum = if self.outlives {
                 payload_checksum(payload)
@@ -186,14 +186,14 @@ impl ArenaStore for NoEviction {
                 form,
             }
         });
-        let Some(place) = place else {
+        let Some(position) = position else {
             return self.table.give_up(id);
         };
         self.count().add(meta.form, len);
         self.table.set(
             id,
             CachedAt {
-                place,
+                position,
                 checked: true,
             },
         );

@@ -24,7 +24,7 @@ pub struct PresenceTable {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CachedAt {
     /// Position of the entry in the index.
-    pub place: u32,
+    pub position: u32,
     /// True if the payload is known to equal the committed bytes.
     pub checked: bool,
 }
@@ -36,7 +36,7 @@ const CHECKED: u32 = 3;
 
 /// Upper bound of positions, which have 30 bits.
 #[cfg(not(loom))]
-pub(crate) const PLACES: u64 = 1 << 30;
+pub(crate) const MAX_POSITIONS: u64 = 1 << 30;
 
 impl PresenceTable {
     /// Creates a table of `samples` samples, all of them absent.
@@ -54,7 +54,7 @@ impl PresenceTable {
         let state = self.states.get(id as usize)?.load(Ordering::Acquire);
         match state & 3 {
             PRESENT | CHECKED => Some(CachedAt {
-                place: state >> 2,
+                position: state >> 2,
                 checked: state & 3 == CHECKED,
             }),
             _ => None,
@@ -83,26 +83,26 @@ impl PresenceTable {
     pub fn set(&self, id: u32, present: CachedAt) {
         let kind = if present.checked { CHECKED } else { PRESENT };
         // Release: pairs with the acquire in `get`.
-        self.states[id as usize].store(present.place << 2 | kind, Ordering::Release);
+        self.states[id as usize].store(present.position << 2 | kind, Ordering::Release);
     }
 
     /// Notes that the payload was checked and equals the committed bytes.
     #[cfg(not(loom))]
-    pub(crate) fn confirm(&self, id: u32, place: u32) {
+    pub(crate) fn confirm(&self, id: u32, position: u32) {
         // Release: as in `set`, for readers that skip the check from now on.
-        self.change(id, place, place << 2 | CHECKED, Ordering::Release);
+        self.change(id, position, position << 2 | CHECKED, Ordering::Release);
     }
 
     /// Notes that the payload was checked and is damaged. Returns true to the one caller that must drop the entry and
     /// then [give the sample up](Self::give_up).
     #[must_use]
-    pub fn withdraw(&self, id: u32, place: u32) -> bool {
+    pub fn withdraw(&self, id: u32, position: u32) -> bool {
         // Relaxed: locks order everything that follows.
-        self.change(id, place, BEING_WRITTEN, Ordering::Relaxed)
+        self.change(id, position, BEING_WRITTEN, Ordering::Relaxed)
     }
 
-    fn change(&self, id: u32, place: u32, next: u32, order: Ordering) -> bool {
-        let unchecked = place << 2 | PRESENT;
+    fn change(&self, id: u32, position: u32, next: u32, order: Ordering) -> bool {
+        let unchecked = position << 2 | PRESENT;
         let state = &self.states[id as usize];
         // Relaxed on failure: a caller that loses reads no data because of this result.
         state
@@ -125,7 +125,7 @@ mod tests {
         table.set(
             1,
             CachedAt {
-                place: 7,
+                position: 7,
                 checked: true,
             },
         );
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(
             table.get(1),
             Some(CachedAt {
-                place: 7,
+                position: 7,
                 checked: true
             })
         );
@@ -153,7 +153,7 @@ mod tests {
         table.set(
             0,
             CachedAt {
-                place: 3,
+                position: 3,
                 checked: false,
             },
         );
@@ -169,7 +169,7 @@ mod tests {
     fn what_passes_its_check_stays() {
         let table = PresenceTable::new(1);
         let unchecked = CachedAt {
-            place: 3,
+            position: 3,
             checked: false,
         };
         table.set(0, unchecked);
@@ -182,7 +182,7 @@ mod tests {
     fn the_last_place_fits() {
         let table = PresenceTable::new(1);
         let last = CachedAt {
-            place: (PLACES - 1) as u32,
+            position: (MAX_POSITIONS - 1) as u32,
             checked: false,
         };
         table.set(0, last);

@@ -29,15 +29,15 @@ fn a_sample_is_cached_by_one_writer_and_found_whole() {
                 let is_writer = table.begin(0);
                 if is_writer {
                     payload.write(value);
-                    let (place, checked) = (value as u32, true);
-                    table.set(0, CachedAt { place, checked });
+                    let (position, checked) = (value as u32, true);
+                    table.set(0, CachedAt { position, checked });
                 }
                 is_writer
             })
         };
         let writers = [put(1), put(2)];
         if let Some(present) = table.get(0) {
-            assert_eq!(payload.read(), u64::from(present.place));
+            assert_eq!(payload.read(), u64::from(present.position));
         }
         let wrote = writers.map(|writer| writer.join().unwrap());
         assert!(wrote[0] != wrote[1]);
@@ -51,7 +51,7 @@ fn the_room_of_a_damaged_sample_is_another_s_only_when_nobody_looks_at_it() {
         let (table, payload) = (Arc::new(PresenceTable::new(2)), Buffer::new());
         let looks = Arc::new(RwLock::new(()));
         let unchecked = CachedAt {
-            place: 5,
+            position: 5,
             checked: false,
         };
         table.set(0, unchecked);
@@ -66,7 +66,7 @@ fn the_room_of_a_damaged_sample_is_another_s_only_when_nobody_looks_at_it() {
                     return false;
                 };
                 assert_eq!(payload.read(), 0, "another's");
-                let is_ours = table.withdraw(0, present.place);
+                let is_ours = table.withdraw(0, present.position);
                 drop(look);
                 if is_ours {
                     drop(looks.write().unwrap());

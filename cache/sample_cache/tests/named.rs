@@ -303,14 +303,14 @@ fn what_a_take_over_drops_does_not_come_back() {
     let segment = Segment::of("conflicts");
     drop(segment.open());
     let seed = FINGERPRINT as u64;
-    let write = |place: u64, id, offset, len, payload_checksum| {
+    let write = |position: u64, id, offset, len, payload_checksum| {
         let form = Form::Encoded;
         let (width, height) = (1, 1);
         #[rustfmt::skip]
         let entry = IndexEntry { offset, len, payload_checksum, id, width, height, form };
-        let at = INDEX_AT + place * ENTRY;
-        let place = entry.to_place(seed).unwrap();
-        segment.file().write_all_at(&place, at).unwrap();
+        let at = INDEX_AT + position * ENTRY;
+        let bytes = entry.to_bytes(seed).unwrap();
+        segment.file().write_all_at(&bytes, at).unwrap();
     };
     // All payloads are zeros. The second entry overlaps both others, and the last one has a wrong checksum.
     write(0, 0, 0, 64, payload_checksum(&[0; 64]));

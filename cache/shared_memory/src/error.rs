@@ -18,7 +18,7 @@ pub enum ErrorKind {
     /// A size or count is out of range.
     Invalid,
     /// The other side of a region broke its protocol, or passed a region of another kind.
-    Misbehaved,
+    ProtocolViolation,
     /// The operating system refused a call.
     Os,
 }
@@ -38,11 +38,11 @@ pub(crate) fn invalid(
     Error::new(ErrorKind::Invalid, context).because(why)
 }
 
-pub(crate) fn misbehaved(
+pub(crate) fn protocol_violation(
     context: impl Into<String>,
     why: impl Into<Box<dyn StdError + Send + Sync>>,
 ) -> Error {
-    Error::new(ErrorKind::Misbehaved, context).because(why)
+    Error::new(ErrorKind::ProtocolViolation, context).because(why)
 }
 
 /// Returns the error of a refused call. It takes a `nix` error as well, whose own text has no words.

@@ -1,7 +1,7 @@
 //! Locks of one process, taken whatever their poison state. No lock lies in shared memory.
 //!
 //! A thread that panics while it holds a lock poisons it. The state behind the locks of this crate and of the sample
-//! cache is consistent at every place where a thread could panic, so the other threads go on with it.
+//! cache is consistent at every point where a thread could panic, so the other threads go on with it.
 
 use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 

@@ -23,7 +23,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use nix::sys::stat::{Mode, fchmod, fstat};
 use nix::unistd::ftruncate;
 
-use crate::error::{Result, misbehaved, os};
+use crate::error::{Result, os, protocol_violation};
 use crate::memory;
 
 /// Returns the bytes of a page.
@@ -125,7 +125,7 @@ pub(crate) fn check_file(what: &str, file: impl AsFd, bytes: usize) -> Result<()
     // The call fails for a file that cannot be sealed, which therefore counts as unsealed.
     let seals = fcntl(&file, FcntlArg::F_GET_SEALS).unwrap_or(0);
     if !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_SHRINK) {
-        return Err(misbehaved(
+        return Err(protocol_violation(
             what,
             "the descriptor is not a sealed memory file",
         ));
@@ -134,7 +134,7 @@ pub(crate) fn check_file(what: &str, file: impl AsFd, bytes: usize) -> Result<()
     if size >= bytes as u64 {
         Ok(())
     } else {
-        Err(misbehaved(
+        Err(protocol_violation(
             what,
             format!("{bytes} bytes announced, {size} bytes found"),
         ))
@@ -478,7 +478,10 @@ impl<H: SharedPlain, E: SharedPlain> Region<H, E> {
                 count,
                 types: std::marker::PhantomData,
             }),
-            _ => Err(misbehaved(what, format!("too small for {count} items"))),
+            _ => Err(protocol_violation(
+                what,
+                format!("too small for {count} items"),
+            )),
         }
     }
 

@@ -134,9 +134,9 @@ struct Mount<'a> {
 
 fn mount(line: &str) -> Option<Mount<'_>> {
     // The fields before " - " are: mount ID, parent ID, device, root, mount point. After it: type, source, options.
-    let (place, kind) = line.split_once(" - ")?;
-    let mut place = place.split(' ').skip(3);
-    let (root, point) = (place.next()?, place.next()?);
+    let (mount, kind) = line.split_once(" - ")?;
+    let mut words = mount.split(' ').skip(3);
+    let (root, point) = (words.next()?, words.next()?);
     let mut kind = kind.split(' ');
     let files = match (kind.next()?, kind.nth(1)) {
         ("cgroup2", _) => &V2,

@@ -543,15 +543,15 @@ fn a_sample_is_made_by_the_worker_or_withdrawn_and_made_elsewhere() {
 #[test]
 fn a_place_that_is_offered_is_had_by_one_of_both() {
     model(3, || {
-        let (entry, place) = (Arc::new(TaskEntry::default()), Buffer::new());
+        let (entry, slot) = (Arc::new(TaskEntry::default()), Buffer::new());
         entry.give();
         let worker = thread::spawn({
-            let (entry, place) = (entry.clone(), place.clone());
+            let (entry, slot) = (entry.clone(), slot.clone());
             move || {
                 assert!(entry.begin(7), "nobody withdraws it");
                 let is_ours = entry.commit();
                 if is_ours {
-                    place.write(1);
+                    slot.write(1);
                     entry.write(&told(10));
                 }
                 is_ours
@@ -560,7 +560,7 @@ fn a_place_that_is_offered_is_had_by_one_of_both() {
         // This fails before the worker has begun: the slot may not be the worker's yet.
         let is_back = entry.take_back();
         if is_back {
-            place.write(2);
+            slot.write(2);
             assert!(!entry.is_taken() && entry.began() == Some(7));
         }
         let is_taken = worker.join().unwrap();

@@ -402,7 +402,7 @@ fn invalid_values_in_the_reply_region_end_the_session_and_nothing_else() {
                     .poll_released(|seq| assert!(leases.remove(&seq).is_some(), "{seq} twice"))
             });
             if let Err(e) = polled {
-                assert!(matches!(e.kind(), ErrorKind::Misbehaved), "{e}");
+                assert!(matches!(e.kind(), ErrorKind::ProtocolViolation), "{e}");
                 accused += 1;
                 break;
             }

@@ -349,8 +349,8 @@ mod tests {
             workers in 0..64u32, period in 0.0..1e6f32,
         ) {
             let mut plan = StartPlan::new();
-            for (place, costs) in batches.iter().enumerate() {
-                let starts = plan.draw(1e3 * place as f64, ahead, costs, workers, period);
+            for (number, costs) in batches.iter().enumerate() {
+                let starts = plan.draw(1e3 * number as f64, ahead, costs, workers, period);
                 prop_assert_eq!(starts.len(), costs.len());
                 for (start, cost) in starts.iter().zip(costs) {
                     prop_assert!(start.is_finite() && *start <= plan.due() - f64::from(*cost));

@@ -26,7 +26,7 @@ const REMEMBERED: usize = 512;
 pub struct Recent {
     values: Vec<f32>,
     /// Index of the next value to replace.
-    place: usize,
+    next: usize,
 }
 
 impl Recent {
@@ -40,11 +40,11 @@ impl Recent {
         if !value.is_finite() {
             return;
         }
-        match self.values.get_mut(self.place) {
+        match self.values.get_mut(self.next) {
             Some(oldest) => *oldest = value,
             None => self.values.push(value),
         }
-        self.place = (self.place + 1) % REMEMBERED;
+        self.next = (self.next + 1) % REMEMBERED;
     }
 
     /// Returns the statistics of the values, or `None` if there is no value yet.

@@ -410,7 +410,7 @@ impl Fraction {
         }
     }
 
-    /// Returns the rectangle's place after an image of `size` was turned.
+    /// Returns where the rectangle lies after an image of `size` was turned.
     fn turned(self, size: ImageSize, orientation: Orientation) -> Self {
         let Fraction {
             x,

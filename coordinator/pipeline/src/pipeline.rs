@@ -530,7 +530,7 @@ impl Canvas {
             front,
             back,
         } = self;
-        let mut place = CurrentBuffer::Given;
+        let mut current = CurrentBuffer::Given;
         let mut frame = given;
         let mut after_fixed = Instant::now();
         for (number, step) in moves.iter().enumerate() {
@@ -544,24 +544,24 @@ impl Canvas {
             }
             let size = step.size(frame.rect.size);
             // The target is the buffer that does not hold the image.
-            let (pixels, target): (&[u8], &mut Vec<u8>) = match place {
+            let (pixels, target): (&[u8], &mut Vec<u8>) = match current {
                 CurrentBuffer::Given => (given.pixels, front),
                 CurrentBuffer::Front => (front, back),
                 CurrentBuffer::Back => (back, front),
             };
             target.resize(size.bytes(), 0);
             apply(resizer, View { pixels, ..frame }, *step, target)?;
-            place = match place {
+            current = match current {
                 CurrentBuffer::Front => CurrentBuffer::Back,
                 _ => CurrentBuffer::Front,
             };
-            // The pixels are looked up by `place` when they are needed, so the frame keeps only the size.
+            // The pixels are looked up by `current` when they are needed, so the frame keeps only the size.
             frame = View {
                 pixels: &[],
                 ..View::whole(&[], size)
             };
         }
-        let pixels = match place {
+        let pixels = match current {
             CurrentBuffer::Given => given.pixels,
             CurrentBuffer::Front => front,
             CurrentBuffer::Back => back,

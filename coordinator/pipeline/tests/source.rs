@@ -188,9 +188,9 @@ fn a_file_is_fetched_whole_or_by_its_head() {
     assert!(bytes == long && dataset.file_len(1).unwrap() == long.len() as u64);
     dataset.fetch_head(1, &mut bytes).unwrap();
     assert!(bytes == long[..256 << 10]);
-    let mut place = vec![0; long.len()];
-    dataset.fetch_into(1, &mut place).unwrap();
-    assert!(place == long);
+    let mut buffer = vec![0; long.len()];
+    dataset.fetch_into(1, &mut buffer).unwrap();
+    assert!(buffer == long);
 }
 
 #[test]

@@ -402,7 +402,7 @@ pub struct Awaited {
 pub struct Refusal {
     /// Class of the error that the client raises.
     pub kind: RefusalKind,
-    /// What failed, where, and the remedy.
+    /// The failure, its location, and the remedy.
     pub message: String,
     /// Sample on which user code failed before anything could be prepared.
     pub sample: Option<Box<SampleError>>,

@@ -30,7 +30,7 @@ pub fn describe(ops: &[Op]) -> String {
 ///
 /// The mistake, with the remedy.
 pub fn check_next(before: &[Op], op: &Op) -> Result<(), String> {
-    check_place(before, op)?;
+    check_order(before, op)?;
     match *op {
         Op::Decode { max_pixels: 0, .. } => {
             Err("decode: max_pixels is 0, so no image would be accepted".into())
@@ -62,7 +62,7 @@ pub fn check_next(before: &[Op], op: &Op) -> Result<(), String> {
     }
 }
 
-fn check_place(before: &[Op], op: &Op) -> Result<(), String> {
+fn check_order(before: &[Op], op: &Op) -> Result<(), String> {
     let name = op.name();
     match (before.last(), op) {
         (None, Op::Decode { .. }) => Ok(()),

@@ -69,7 +69,7 @@ fn run_as(user: u32, test: &str, role: &Path, program: &Path) -> String {
     said
 }
 
-/// Copies this program to a place where any user finds it.
+/// Copies this program to a folder where any user finds it.
 fn program(folder: &Path) -> PathBuf {
     set_mode(folder, 0o755);
     let copy = folder.join("program");

@@ -18,7 +18,7 @@ use nix::sys::signal::Signal::SIGUSR1;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs `wait` in a thread, and disturbs the thread by signals. The thread then still waits for what comes next.
+/// Runs `wait` in a thread, and disturbs the thread by signals. The thread then still waits for its message.
 fn disturbed<T: Send + 'static>(wait: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     signal_hook::flag::register(signal_hook::consts::SIGUSR1, Arc::default()).unwrap();
     let (tell, told) = channel::<Pthread>();

@@ -12,8 +12,8 @@ pub(crate) fn begins_with(need: &Need, ids: &[u32]) -> bool {
     need.ids().iter().take(ids.len()).eq(ids.iter().copied())
 }
 
-/// Returns how many of its next `ids` a job with this need is dealt before it reaches the next id of `other`. Returns
-/// `None` unless both jobs need the same `ids.len()` ids from there on.
+/// Returns how many of its next `ids` a job with this need is assigned before it reaches the next id of `other`.
+/// Returns `None` unless both jobs need the same `ids.len()` ids from there on.
 ///
 /// A shorter common stretch is not worth a short minibatch: random subsets have one nearly everywhere.
 pub(crate) fn meeting_point(need: &Need, ids: &[u32], other: &Need) -> Option<usize> {

@@ -1,8 +1,8 @@
-//! A record of the samples that a job was dealt, in order, as far back as its user may still ask for its state.
+//! A record of the samples that a job was assigned, in order, as far back as its user may still ask for its state.
 //!
 //! A job runs ahead of its user: samples leave its need when they are drawn, and the user gets them later. So the state
-//! after a given step is the current need and the samples dealt since that step. The log keeps only batches that were
-//! not taken, and a few more.
+//! after a given step is the current need and the samples assigned since that step. The log keeps only batches that
+//! were not taken, and a few more.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ const REMEMBERED: usize = 64;
 
 /// A slice of a batch, all from one minibatch.
 #[derive(Debug, Clone)]
-struct DealtSlice {
+struct AssignedSlice {
     minibatch: u64,
     epoch: u64,
     step: u64,
@@ -36,8 +36,8 @@ struct Closed {
 /// The record of one job's deliveries; see the module.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeliveryLog {
-    dealt: VecDeque<DealtSlice>,
-    /// Number of slices in `dealt` that end a batch.
+    assigned: VecDeque<AssignedSlice>,
+    /// Number of slices in `assigned` that end a batch.
     batches: usize,
     closed: VecDeque<Closed>,
     /// The first (epoch, step) from which on everything is remembered.
@@ -52,10 +52,10 @@ impl DeliveryLog {
         }
     }
 
-    /// Records a slice. Slices are dealt batch after batch.
+    /// Records a slice. Slices are assigned batch after batch.
     pub(crate) fn add(&mut self, minibatch: u64, epoch: u64, step: u64, ids: &[u32], ended: bool) {
         self.batches += usize::from(ended);
-        self.dealt.push_back(DealtSlice {
+        self.assigned.push_back(AssignedSlice {
             minibatch,
             epoch,
             step,
@@ -64,11 +64,14 @@ impl DeliveryLog {
         });
     }
 
-    /// Forgets `minibatch` and all later ones. Returns the samples of `epoch` to deal again, without the samples that
+    /// Forgets `minibatch` and all later ones. Returns the samples of `epoch` to assign again, without the samples that
     /// were dropped; see [`reopen`](Self::reopen).
     pub(crate) fn take_back(&mut self, minibatch: u64, epoch: u64) -> RoaringBitmap {
         let mut ids = RoaringBitmap::new();
-        while let Some(last) = self.dealt.pop_back_if(|last| last.minibatch >= minibatch) {
+        while let Some(last) = self
+            .assigned
+            .pop_back_if(|last| last.minibatch >= minibatch)
+        {
             self.batches -= usize::from(last.ended);
             if last.epoch == epoch {
                 ids.extend(last.ids);
@@ -87,18 +90,23 @@ impl DeliveryLog {
         left
     }
 
-    /// Records that sample `other` was dealt in place of `bad`. `bad` stays in the record as well, so that neither
+    /// Records that sample `other` was assigned in place of `bad`. `bad` stays in the record as well, so that neither
     /// comes again.
     pub(crate) fn replaced(&mut self, bad: u32, other: u32) {
-        if let Some(slice) = self.dealt.iter_mut().rev().find(|s| s.ids.contains(&bad)) {
+        if let Some(slice) = self
+            .assigned
+            .iter_mut()
+            .rev()
+            .find(|s| s.ids.contains(&bad))
+        {
             slice.ids.push(other);
         }
     }
 
     /// Exchanges the positions of samples `one` and `other` of `epoch`.
     pub(crate) fn exchange(&mut self, epoch: u64, one: u32, other: u32) {
-        let slices = self.dealt.iter_mut().rev();
-        let places: Vec<&mut u32> = slices
+        let slices = self.assigned.iter_mut().rev();
+        let positions: Vec<&mut u32> = slices
             .filter(|slice| slice.epoch == epoch)
             .flat_map(|slice| &mut slice.ids)
             .filter(|id| **id == one || **id == other)
@@ -106,7 +114,7 @@ impl DeliveryLog {
             .collect();
         // If one of the two is already forgotten, nobody can ask for a state before it, so exchanging the other
         // suffices.
-        for id in places {
+        for id in positions {
             *id = if *id == one { other } else { one };
         }
     }
@@ -129,7 +137,7 @@ impl DeliveryLog {
     /// Forgets slices that every rank took long ago. `waiting` is the number of slices that some rank has not taken.
     pub(crate) fn forget(&mut self, waiting: usize, ranks: usize) {
         while self.batches > waiting + REMEMBERED * ranks {
-            let Some(gone) = self.dealt.pop_front() else {
+            let Some(gone) = self.assigned.pop_front() else {
                 break;
             };
             self.batches -= usize::from(gone.ended);
@@ -151,13 +159,13 @@ impl DeliveryLog {
         (steps <= closed.steps).then_some((&closed.left, &*closed.set))
     }
 
-    /// Returns the samples dealt in `epoch` at and after `step`, or `None` if that is forgotten.
+    /// Returns the samples assigned in `epoch` at and after `step`, or `None` if that is forgotten.
     pub(crate) fn since(&self, epoch: u64, step: u64) -> Option<RoaringBitmap> {
         if (epoch, step) < self.from {
             return None;
         }
         let later = self
-            .dealt
+            .assigned
             .iter()
             .filter(|b| b.epoch == epoch && b.step >= step);
         Some(later.flat_map(|b| b.ids.iter().copied()).collect())
@@ -173,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_that_change_places_are_each_dealt_where_the_other_was() {
+    fn samples_that_change_places_are_each_assigned_where_the_other_was() {
         let mut log = DeliveryLog::new(0);
         log.add(0, 0, 0, &[1, 2], true);
         log.add(1, 0, 1, &[3, 4], true);
@@ -187,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_was_never_dealt() {
+    fn what_is_taken_back_was_never_assigned() {
         let mut log = DeliveryLog::new(0);
         log.add(0, 0, 0, &[1, 2], true);
         log.add(1, 0, 1, &[3], false);

@@ -76,7 +76,7 @@ impl DrawKey {
 /// Returns 64 random bits that depend on the seed and on every word, in their order.
 #[must_use]
 pub fn keyed(seed: u64, words: &[u64]) -> u64 {
-    // Only the seed is mixed before the fold. If each word were mixed first, two of them could change places unnoticed.
+    // Only the seed is mixed before the fold. If each word were mixed first, two of them could be exchanged unnoticed.
     words.iter().fold(mix(seed), |hash, word| mix(hash ^ word))
 }
 
@@ -170,11 +170,11 @@ mod tests {
         let from: RoaringBitmap = (0..10).collect();
         let mut seen = [[0u32; 10]; 10];
         for epoch in 0..10_000 {
-            for (place, id) in random(&from, 10, DrawKey { epoch, ..KEY })
+            for (position, id) in random(&from, 10, DrawKey { epoch, ..KEY })
                 .into_iter()
                 .enumerate()
             {
-                seen[place][id as usize] += 1;
+                seen[position][id as usize] += 1;
             }
         }
         // The mean is 1000, the standard deviation 30.

@@ -54,7 +54,7 @@ pub(crate) fn no_samples() -> Error {
     )
 }
 
-/// Returns the error that `id`, the largest one named, is not an id of a dataset of so many `samples`.
+/// Returns the error that `id`, the largest one named, is too large for a dataset of `samples` samples.
 pub(crate) fn out_of_range(id: u32, samples: u32) -> Error {
     Error::new(
         ErrorKind::OutOfRange,
@@ -62,18 +62,18 @@ pub(crate) fn out_of_range(id: u32, samples: u32) -> Error {
     )
 }
 
-/// Returns the error that the samples that `remain` in the epoch cannot be dealt to so many ranks.
-pub(crate) fn cannot_be_dealt(remain: u64, batch_size: u32, ranks: u32) -> Error {
+/// Returns the error that the samples that `remain` in the epoch cannot be assigned to `ranks` ranks.
+pub(crate) fn cannot_be_assigned(remain: u64, batch_size: u32, ranks: u32) -> Error {
     match batch_size {
         1 => Error::new(
             ErrorKind::Uneven,
-            format!("{remain} samples cannot be dealt evenly to {ranks} ranks in batches of 1"),
+            format!("{remain} samples cannot be assigned evenly to {ranks} ranks in batches of 1"),
         )
         .with_remedy("use drop_last=True or batch_size >= 2"),
         _ => Error::new(
             ErrorKind::FewerSamplesThanRanks,
             format!(
-                "{remain} samples cannot be dealt to {ranks} ranks: every rank needs at least one"
+                "{remain} samples cannot be assigned to {ranks} ranks: every rank needs at least one"
             ),
         )
         .with_remedy("use fewer ranks, or drop_last=True"),

@@ -10,8 +10,8 @@ use crate::{Behind, DrawOrder, Error, JobSpec, Resume, Scheduler};
 const FORFEITED: u64 = 0x666f_7266_6569_7431;
 
 impl Scheduler {
-    /// Makes a job whose epoch lacks the forfeited samples. Nothing is forfeited if the rest could not be dealt to the
-    /// ranks.
+    /// Makes a job whose epoch lacks the forfeited samples. Nothing is forfeited if the rest could not be assigned to
+    /// the ranks.
     pub(crate) fn job_behind(&self, spec: &JobSpec, behind: Behind<'_>) -> Result<Job, Error> {
         if behind.forfeited > 0 {
             let rest = self.without_forfeited(spec, behind.forfeited);

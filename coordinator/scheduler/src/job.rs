@@ -65,7 +65,7 @@ pub(crate) struct Job {
     /// The samples of the epoch that the job was given before, as long as the length of the epoch has not been told.
     /// `None` once it has been told.
     untold: Option<RoaringBitmap>,
-    /// `true` if the end of the epoch is unknown. The set and the need of an open epoch grow as it is dealt.
+    /// `true` if the end of the epoch is unknown. The set and the need of an open epoch grow as it is assigned.
     is_open: bool,
     /// The latest epoch that a rank has begun.
     begun: Option<u64>,
@@ -80,8 +80,8 @@ pub(crate) struct Job {
     pub(crate) passed_over: u32,
     batcher: RankBatcher,
     queues: Vec<Queue>,
-    /// An epoch, and the rounds in it that were dealt to ranks that were behind. For the other ranks these rounds are
-    /// not steps.
+    /// An epoch, and the rounds in it that were assigned to ranks that were behind. For the other ranks these rounds
+    /// are not steps.
     caught_up: (u64, u64),
     /// For each rank, the epoch that it iterates, or `u64::MAX` if it has left.
     started: Vec<u64>,
@@ -94,7 +94,7 @@ pub(crate) struct Job {
     pub(crate) is_absent: bool,
 }
 
-/// The state of a job before it was dealt a minibatch.
+/// The state of a job before it was assigned a minibatch.
 #[derive(Debug, Clone)]
 struct Mark {
     minibatch: u64,
@@ -158,8 +158,8 @@ impl Job {
         if let Some(resume) = &spec.resume {
             job.need = job.need.without(&resume.delivered);
             job.batcher.owe(behind);
-            // Where other ranks are done, there is room for the samples that these ranks were not dealt, and for none
-            // that was left out.
+            // Where other ranks are done, there is room for the samples that these ranks were not assigned, and for
+            // none that was left out.
             if job.leaves_out_bad() || (spec.skip_bad && behind.others_are_done) {
                 job.lose(&(&known.bad | &resume.bad));
             }
@@ -178,8 +178,8 @@ impl Job {
         if remaining == 0 {
             return Err(error::no_samples());
         }
-        if !self.batcher.can_deal(remaining) {
-            return Err(error::cannot_be_dealt(remaining, batch_size, ranks));
+        if !self.batcher.can_assign(remaining) {
+            return Err(error::cannot_be_assigned(remaining, batch_size, ranks));
         }
         if self.batcher.deliverable(remaining) == 0 {
             return Err(error::all_dropped(remaining, batch_size, ranks));
@@ -192,8 +192,8 @@ impl Job {
     /// Returns `true` if samples that are known to be bad leave the job's need.
     ///
     /// Members of a cohort keep them. The time at which a sample is found bad differs from run to run. Members that are
-    /// not level, because one pauses or has come back, would therefore be dealt different batches. Instead the samples
-    /// fail again, and their batches are shorter.
+    /// not level, because one pauses or has come back, would therefore be assigned different batches. Instead the
+    /// samples fail again, and their batches are shorter.
     pub(crate) fn leaves_out_bad(&self) -> bool {
         self.skip_bad && self.cohort.is_none()
     }
@@ -276,7 +276,7 @@ impl Job {
     }
 
     /// Records that `epoch` has this length.
-    pub(crate) fn tell(&mut self, epoch: u64, length: Length, known: &Known) {
+    pub(crate) fn set_length(&mut self, epoch: u64, length: Length, known: &Known) {
         if self.untold() == Some(epoch) {
             self.fill_told(length, known.open_step);
             self.end_if_empty(known);
@@ -305,8 +305,8 @@ impl Job {
         self.whole += u64::from(more.end - more.start);
     }
 
-    /// Ends the growth of an open epoch, which turns out to have `samples` samples. Samples beyond that were dealt in
-    /// vain.
+    /// Ends the growth of an open epoch, which turns out to have `samples` samples. Samples beyond that were assigned
+    /// in vain.
     fn cut(&mut self, samples: u32, known: &Known) {
         self.is_open = false;
         let mut left = (**self.need.ids()).clone();
@@ -322,7 +322,7 @@ impl Job {
         }
     }
 
-    /// Ends the epoch if it has begun and has nothing left to deal. Such an epoch has no last delivery that would
+    /// Ends the epoch if it has begun and has nothing left to assign. Such an epoch has no last delivery that would
     /// announce its end.
     fn end_if_empty(&mut self, known: &Known) {
         let has_begun = self.begun == Some(self.epoch);
@@ -342,8 +342,8 @@ impl Job {
         std::mem::take(&mut self.ended)
     }
 
-    /// Begins the next epoch because the user has left the current one. All deliveries that are dealt and not taken are
-    /// void.
+    /// Begins the next epoch because the user has left the current one. All deliveries that are assigned and not taken
+    /// are void.
     pub(crate) fn restart(&mut self, known: &Known) {
         self.epoch = self.iterated().saturating_add(1);
         self.batcher.begin_epoch();
@@ -396,7 +396,7 @@ impl Job {
         self.whole - self.need.len()
     }
 
-    /// Returns how many samples the epoch has still to deal.
+    /// Returns how many samples the epoch has still to assign.
     pub(crate) fn deliverable(&self) -> u64 {
         self.batcher.deliverable(self.need.len())
     }
@@ -448,8 +448,8 @@ impl Job {
             .any(|q| q.samples() <= low || q.whole_batches() == 0)
     }
 
-    /// Returns `true` if the next rank to be dealt to has no whole batch of an epoch that was begun, and could be dealt
-    /// one if there were buffers.
+    /// Returns `true` if the next rank to be assigned to has no whole batch of an epoch that was begun, and could be
+    /// assigned one if there were buffers.
     pub(crate) fn is_out_of_batches(&self, config: &Config) -> bool {
         let queue = &self.queues[self.batcher.next_rank() as usize];
         queue.whole_batches() == 0
@@ -493,17 +493,17 @@ impl Job {
     /// Takes back all minibatches after the last one from which something was taken. Returns for each rank the number
     /// of deliveries that are void, counted from the latest.
     ///
-    /// The job is again as it was before these were dealt, with two exceptions: samples that were found bad and left
+    /// The job is again as it was before these were assigned, with two exceptions: samples that were found bad and left
     /// its need since, and the end of an epoch that became known.
     pub(crate) fn take_back(&mut self, known: &Known) -> Vec<u32> {
         let Some(mark) = self.marks.pop_front() else {
             return vec![0; self.queues.len()];
         };
         self.marks.clear();
-        let dealt = self.log.take_back(mark.minibatch, mark.epoch);
+        let assigned = self.log.take_back(mark.minibatch, mark.epoch);
         let left = self.log.reopen(mark.epoch);
         let left = left.unwrap_or_else(|| (**self.need.ids()).clone());
-        self.need = Need::new(left | dealt);
+        self.need = Need::new(left | assigned);
         (self.epoch, self.whole, self.batcher) = (mark.epoch, mark.whole, mark.batcher);
         (self.set, self.untold) = (mark.set, None);
         self.is_open = mark.is_open;
@@ -541,9 +541,9 @@ impl Job {
 
     // Samples.
 
-    /// Deals samples that have just left the need, which had `before` samples. Ends the epoch if nothing is left to
-    /// deal.
-    pub(crate) fn deal(
+    /// Assigns samples that have just left the need, which had `before` samples. Ends the epoch if nothing is left to
+    /// assign.
+    pub(crate) fn assign(
         &mut self,
         id: JobId,
         ids: &[u32],
@@ -561,10 +561,10 @@ impl Job {
             batcher: self.batcher.clone(),
         });
         let mut deliveries = Vec::new();
-        for slice in self.batcher.deal(before, ids.len() as u32) {
-            let dealt = &ids[start as usize..(start + slice.len) as usize];
+        for slice in self.batcher.assign(before, ids.len() as u32) {
+            let assigned = &ids[start as usize..(start + slice.len) as usize];
             self.log
-                .add(minibatch, epoch, slice.step, dealt, slice.ends_batch);
+                .add(minibatch, epoch, slice.step, assigned, slice.ends_batch);
             self.queues[slice.rank as usize].push(minibatch, slice.len, slice.ends_batch);
             deliveries.push(Delivery {
                 job: id,
@@ -585,16 +585,16 @@ impl Job {
         deliveries
     }
 
-    /// Returns `true` if one sample may leave the need without being dealt.
+    /// Returns `true` if one sample may leave the need without being assigned.
     pub(crate) fn can_lose_one(&self) -> bool {
         self.batcher.can_lose_one(self.need.len())
     }
 
     /// Returns `true` if another sample may take the place of one that could not be read.
     ///
-    /// Members of a cohort are dealt the same, however far ahead each of them was drawn, and the content of their needs
-    /// depends on that. Ranks that raise errors come back for the bad sample as well, if they have not heard of it. In
-    /// an epoch that other ranks have finished, there would be no room for both samples.
+    /// Members of a cohort are assigned the same, however far ahead each of them was drawn, and the content of their
+    /// needs depends on that. Ranks that raise errors come back for the bad sample as well, if they have not heard of
+    /// it. In an epoch that other ranks have finished, there would be no room for both samples.
     pub(crate) fn takes_replacements(&self) -> bool {
         self.cohort.is_none() && (self.skip_bad || self.queues.len() == 1)
     }
@@ -604,7 +604,7 @@ impl Job {
         self.log.replaced(bad, other);
     }
 
-    /// Records that samples `one` and `other` exchange their places.
+    /// Records that samples `one` and `other` exchange their positions.
     pub(crate) fn exchange(&mut self, epoch: u64, one: u32, other: u32) {
         self.log.exchange(epoch, one, other);
     }
@@ -612,7 +612,7 @@ impl Job {
     /// Returns the samples that the job was given once every rank has taken `batches` batches of `epoch`, or `None` if
     /// that is not known any more.
     pub(crate) fn state(&self, epoch: u64, batches: u64) -> Option<Resume> {
-        // The log also counts the rounds that were dealt only to ranks that were behind. They come first.
+        // The log also counts the rounds that were assigned only to ranks that were behind. They come first.
         let batches = batches
             + if self.caught_up.0 == epoch {
                 self.caught_up.1

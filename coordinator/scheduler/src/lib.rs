@@ -22,7 +22,7 @@
 //!    [`set_ahead`](Scheduler::set_ahead) says. Otherwise it takes part in minibatches that others lead.
 //!
 //! [`DrawOrder::Ascending`] promises more to each job and shares less. Among equal candidates the job with the smallest
-//! next id leads, and is dealt its next ids. A job takes part only if these are its next ids too. A minibatch is cut
+//! next id leads, and is assigned its next ids. A job takes part only if these are its next ids too. A minibatch is cut
 //! short at the next id of another job, so that the two continue together.
 //!
 //! Ask late. While more than about a minibatch of samples waits for a worker, drawing the next minibatch gains nothing,
@@ -35,7 +35,7 @@
 //! |---|---|
 //! | [`scheduler`](Scheduler) | the rule |
 //! | `job` | one job: need, queues, epochs |
-//! | `rank_batcher` | cuts a job's samples into batches and deals them to its ranks |
+//! | `rank_batcher` | cuts a job's samples into batches and assigns them to its ranks |
 //! | `draw` | keyed random draws |
 //! | `ascending` | ascending order: which jobs take part, and where jobs meet |
 //! | `forfeit` | samples that nobody is given, because their rank left |
@@ -44,11 +44,13 @@
 //!
 //! # Invariants
 //!
-//! - Each sample of a job's set is dealt to it exactly once per epoch, except the samples that `drop_last` drops and
+//! - Each sample of a job's set is assigned to it exactly once per epoch, except the samples that `drop_last` drops and
 //!   samples that cannot be read.
-//! - With [`DrawOrder::Ascending`], the ids that a job is dealt in an epoch ascend.
-//! - All ranks of a job are dealt equally many batches of an epoch, also when they resume from different steps of it.
-//! - A job that is alone on the stream, or a cohort, is dealt a sequence that depends only on seed, set and batch size.
+//! - With [`DrawOrder::Ascending`], the ids that a job is assigned in an epoch ascend.
+//! - All ranks of a job are assigned equally many batches of an epoch, also when they resume from different steps of
+//!   it.
+//! - A job that is alone on the stream, or a cohort, is assigned a sequence that depends only on seed, set and batch
+//!   size.
 #![forbid(unsafe_code)]
 
 mod ascending;
@@ -81,14 +83,14 @@ pub struct Config {
     pub low_water: u32,
     /// Seed that keys every draw.
     pub seed: u64,
-    /// Order in which jobs are dealt the samples of an epoch.
+    /// Order in which jobs are assigned the samples of an epoch.
     pub order: DrawOrder,
     /// `true` if [`Scheduler::tell_epoch`] sets the length of each epoch when it begins, in place of
     /// [`samples`](Self::samples). Only for jobs without a subset that advance together in one cohort.
     pub is_told: bool,
 }
 
-/// Order in which a job is dealt the samples of an epoch.
+/// Order in which a job is assigned the samples of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrawOrder {
     /// At random, from the samples that all jobs of a minibatch need.
@@ -118,7 +120,7 @@ pub struct JobSpec {
     pub subset: Option<RoaringBitmap>,
     /// The point to continue from, or `None` for the beginning of the first epoch.
     pub resume: Option<Resume>,
-    /// The cohort of the job. Its members start together and are dealt the same sequence.
+    /// The cohort of the job. Its members start together and are assigned the same sequence.
     pub cohort: Option<Cohort>,
     /// Leaves samples that were found to be bad out of its epochs.
     pub skip_bad: bool,
@@ -147,7 +149,7 @@ pub struct Behind<'a> {
     pub forfeited: u64,
 }
 
-/// A group of jobs that start together and are dealt the same sequence; see [`JobSpec::cohort`].
+/// A group of jobs that start together and are assigned the same sequence; see [`JobSpec::cohort`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cohort {
     /// Name that the members have in common.

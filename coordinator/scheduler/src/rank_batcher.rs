@@ -1,7 +1,7 @@
-//! Cuts a job's samples into batches and deals them to its ranks.
+//! Cuts a job's samples into batches and assigns them to its ranks.
 //!
 //! Batches of `batch` samples go to the ranks one after the other. A *round* is one batch for every rank. There are two
-//! promises: **all ranks get equally many batches** of an epoch, and **every sample is dealt exactly once**, without
+//! promises: **all ranks get equally many batches** of an epoch, and **every sample is assigned exactly once**, without
 //! padding. So the rest that does not fill a round is spread over the ranks. With `n` samples left of the epoch at the
 //! start of a round, `W` ranks and batches of `b`:
 //!
@@ -9,13 +9,14 @@
 //! |---|---|
 //! | `n >= W*b`, and it leaves 0 or at least `W` | `W` full batches |
 //! | `W <= n < W*b` | the `n` samples in `W` batches whose sizes differ by at most 1: the last round |
-//! | `W*b < n < W*b + W` | likewise in `2W` batches; this round deals the first `W` |
+//! | `W*b < n < W*b + W` | likewise in `2W` batches; this round assigns the first `W` |
 //!
-//! With `drop_last`, `n < W*b` ends the epoch and the `n` samples are not dealt. The same holds for batches of one
-//! sample on several ranks, where a rest cannot be spread. [`RankBatcher::can_deal`] tells so before a job is admitted.
+//! With `drop_last`, `n < W*b` ends the epoch and the `n` samples are not assigned. The same holds for batches of one
+//! sample on several ranks, where a rest cannot be spread. [`RankBatcher::can_assign`] tells so before a job is
+//! admitted.
 //!
 //! A job whose ranks come back from different steps begins with a round for each step that some of them lack: the rest
-//! of the round that was interrupted, dealt by the same table. The lowest step comes first. So each batch has the
+//! of the round that was interrupted, assigned by the same table. The lowest step comes first. So each batch has the
 //! samples that it would have had, and no rank is given an id lower than the ids that it had before.
 //!
 //! **Invariant.** A round is decided from the samples that are left when it starts, and never earlier. Therefore a
@@ -43,19 +44,19 @@ pub(crate) struct RankBatcher {
     ranks: u32,
     drop_last: bool,
     /// For each step that some ranks lack: these ranks, which were given less than others before the job was attached.
-    /// They are dealt first.
+    /// They are assigned first.
     owed: Arc<[Box<[u32]>]>,
     /// Number of these steps whose round has begun.
     caught_up: usize,
-    /// `true` if this epoch deals nothing but the owed batches.
+    /// `true` if this epoch assigns nothing but the owed batches.
     only_owed: bool,
     /// Number of rounds begun in this epoch, including the rounds of owed batches.
     rounds: u64,
     /// The ranks of this round's batches, in order. Shared, because a job keeps a copy of its `RankBatcher` for each
     /// minibatch that may be taken back.
     round: Arc<[u32]>,
-    /// Index in `round` of the batch that is being dealt, or is next. It is past the end between rounds.
-    place: usize,
+    /// Index in `round` of the batch that is being assigned, or is next. It is past the end between rounds.
+    next: usize,
     /// Number of samples that the current batch still lacks; 0 between batches.
     missing: u32,
     /// Batches of this round have `base` samples, and the first `larger` of them have one more.
@@ -74,30 +75,30 @@ impl RankBatcher {
             only_owed: false,
             rounds: 0,
             round: Arc::default(),
-            place: 0,
+            next: 0,
             missing: 0,
             base: 0,
             larger: 0,
         }
     }
 
-    /// Sets the batches that ranks are behind. They are dealt before the epoch's rounds, with the sizes of the rounds
-    /// that were interrupted. If the other ranks were given all of the epoch, no further rounds follow: any sample
-    /// beyond the owed batches was not readable before.
+    /// Sets the batches that ranks are behind. They are assigned before the epoch's rounds, with the sizes of the
+    /// rounds that were interrupted. If the other ranks were given all of the epoch, no further rounds follow: any
+    /// sample beyond the owed batches was not readable before.
     pub(crate) fn owe(&mut self, behind: Behind<'_>) {
         let batches = behind.batches;
         self.only_owed = behind.others_are_done;
         let most = batches.iter().copied().max().unwrap_or(0);
-        let of_rank = |turn| {
+        let of_round = |round| {
             (0u32..)
                 .zip(batches)
-                .filter(move |(_, n)| **n > turn)
+                .filter(move |(_, n)| **n > round)
                 .map(|(rank, _)| rank)
         };
-        // From the last turn down, so that the ranks that lack most catch up with the others first.
+        // From the last round down, so that the ranks that lack most catch up with the others first.
         self.owed = (0..most)
             .rev()
-            .map(|turn| of_rank(turn).collect())
+            .map(|round| of_round(round).collect())
             .collect();
     }
 
@@ -111,8 +112,8 @@ impl RankBatcher {
         self.owed().iter().map(|ranks| ranks.len() as u64).sum()
     }
 
-    /// Returns `true` if `n` samples can be dealt as an epoch, or as the rest of one.
-    pub(crate) fn can_deal(&self, n: u64) -> bool {
+    /// Returns `true` if `n` samples can be assigned as an epoch, or as the rest of one.
+    pub(crate) fn can_assign(&self, n: u64) -> bool {
         let (ranks, owed) = (u64::from(self.ranks), self.owed_batches());
         // Each owed batch needs at least one sample.
         let Some(later) = n.checked_sub(owed) else {
@@ -140,13 +141,13 @@ impl RankBatcher {
     pub(crate) fn next_rank(&self) -> u32 {
         let owed = || self.owed().first().and_then(|ranks| ranks.first());
         self.round
-            .get(self.place)
+            .get(self.next)
             .or_else(owed)
             .copied()
             .unwrap_or(0)
     }
 
-    /// Returns how many samples the epoch will still deal when `n` are left: all except the dropped ones.
+    /// Returns how many samples the epoch will still assign when `n` are left: all except the dropped ones.
     pub(crate) fn deliverable(&self, n: u64) -> u64 {
         let later = n - self.promised();
         let owed = self.owed_batches() * u64::from(self.batch);
@@ -162,7 +163,7 @@ impl RankBatcher {
 
     /// Returns `true` if one of the `n` samples left may disappear and every promise is kept. No batch of this round
     /// gets shorter, the number of rounds stays as an earlier `ends_epoch` announced it, and the rest can still be
-    /// dealt evenly.
+    /// assigned evenly.
     pub(crate) fn can_lose_one(&self, n: u64) -> bool {
         let later = n - self.promised();
         if self.owed().is_empty() {
@@ -186,7 +187,7 @@ impl RankBatcher {
 
     /// Cuts the next `count` samples into slices. `n` samples are left before. `count` is at most
     /// [`RankBatcher::deliverable`].
-    pub(crate) fn deal(&mut self, mut n: u64, count: u32) -> Vec<RankSlice> {
+    pub(crate) fn assign(&mut self, mut n: u64, count: u32) -> Vec<RankSlice> {
         let mut slices = Vec::new();
         let mut rest = count;
         while rest > 0 {
@@ -204,10 +205,10 @@ impl RankBatcher {
     fn cut(&mut self, left: u64, len: u32) -> RankSlice {
         self.missing -= len;
         let ends_batch = self.missing == 0;
-        let (rank, step) = (self.round[self.place], self.rounds - 1);
-        self.place += usize::from(ends_batch);
+        let (rank, step) = (self.round[self.next], self.rounds - 1);
+        self.next += usize::from(ends_batch);
         let is_owed = || self.owed().iter().any(|ranks| ranks.contains(&rank));
-        let comes_again = self.round[self.place..].contains(&rank)
+        let comes_again = self.round[self.next..].contains(&rank)
             || is_owed()
             || self.goes_on(left - self.promised());
         RankSlice {
@@ -220,10 +221,10 @@ impl RankBatcher {
     }
 
     fn begin_batch(&mut self, n: u64) {
-        if self.place == self.round.len() {
+        if self.next == self.round.len() {
             self.begin_round(n);
         }
-        self.missing = self.size(self.place);
+        self.missing = self.size(self.next);
     }
 
     fn begin_round(&mut self, n: u64) {
@@ -257,16 +258,16 @@ impl RankBatcher {
         let (base, larger) = spread_over.map_or((u64::from(self.batch), 0), |k| (n / k, n % k));
         (self.base, self.larger) = (base as u32, larger);
         self.rounds += 1;
-        self.place = 0;
+        self.next = 0;
     }
 
-    fn size(&self, place: usize) -> u32 {
-        self.base + u32::from((place as u64) < self.larger)
+    fn size(&self, batch: usize) -> u32 {
+        self.base + u32::from((batch as u64) < self.larger)
     }
 
-    /// Returns how many samples the current round has still to deal.
+    /// Returns how many samples the current round has still to assign.
     fn promised(&self) -> u64 {
-        let (from, batches) = (self.place + usize::from(self.missing > 0), self.round.len());
+        let (from, batches) = (self.next + usize::from(self.missing > 0), self.round.len());
         let larger = self.larger.min(batches as u64).saturating_sub(from as u64);
         u64::from(self.missing)
             + batches.saturating_sub(from) as u64 * u64::from(self.base)
@@ -300,12 +301,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Deals a whole epoch in minibatches of `slots`.
+    /// Assigns a whole epoch in minibatches of `slots`.
     fn epoch(batcher: &mut RankBatcher, n: u64, slots: u32) -> Vec<RankSlice> {
         let (mut left, mut all) = (n, Vec::new());
         while batcher.deliverable(left) > 0 {
             let count = batcher.deliverable(left).min(u64::from(slots)) as u32;
-            all.extend(batcher.deal(left, count));
+            all.extend(batcher.assign(left, count));
             left -= u64::from(count);
         }
         all
@@ -331,11 +332,11 @@ mod tests {
             n in 1u64..600, batch in 1u32..20, ranks in 1u32..9, slots in 1u32..40, drop_last: bool,
         ) {
             let mut batcher = RankBatcher::new(batch, ranks, drop_last);
-            prop_assume!(batcher.can_deal(n));
+            prop_assume!(batcher.can_assign(n));
             let slices = epoch(&mut batcher, n, slots);
-            let dealt: u64 = slices.iter().map(|s| u64::from(s.len)).sum();
+            let assigned: u64 = slices.iter().map(|s| u64::from(s.len)).sum();
             let full = u64::from(batch * ranks);
-            prop_assert_eq!(dealt, if drop_last { n - n % full } else { n });
+            prop_assert_eq!(assigned, if drop_last { n - n % full } else { n });
             let steps: Vec<usize> = (0..ranks).map(|r| batches_of(&slices, r).len()).collect();
             prop_assert!(steps.iter().all(|&s| s == steps[0]), "{:?}", steps);
         }
@@ -345,7 +346,7 @@ mod tests {
             n in 1u64..600, batch in 2u32..20, ranks in 1u32..9, slots in 1u32..40,
         ) {
             let mut batcher = RankBatcher::new(batch, ranks, false);
-            prop_assume!(batcher.can_deal(n));
+            prop_assume!(batcher.can_assign(n));
             let slices = epoch(&mut batcher, n, slots);
             let all: Vec<Vec<u32>> = (0..ranks).map(|r| batches_of(&slices, r)).collect();
             let short: Vec<(usize, u32)> = all.iter().flat_map(|sizes| {
@@ -362,7 +363,7 @@ mod tests {
             n in 1u64..300, batch in 1u32..20, ranks in 1u32..6, slots in 1u32..40, drop_last: bool,
         ) {
             let mut batcher = RankBatcher::new(batch, ranks, drop_last);
-            prop_assume!(batcher.can_deal(n) && batcher.deliverable(n) > 0);
+            prop_assume!(batcher.can_assign(n) && batcher.deliverable(n) > 0);
             let slices = epoch(&mut batcher, n, slots);
             for rank in 0..ranks {
                 let mine: Vec<&RankSlice> = slices.iter().filter(|s| s.rank == rank).collect();
@@ -377,11 +378,11 @@ mod tests {
             drop_last: bool, losses in prop::collection::vec(any::<bool>(), 300),
         ) {
             let mut batcher = RankBatcher::new(batch, ranks, drop_last);
-            prop_assume!(batcher.can_deal(n));
+            prop_assume!(batcher.can_assign(n));
             let (mut left, mut all, mut losses) = (n, Vec::new(), losses.into_iter());
             while batcher.deliverable(left) > 0 {
                 let count = batcher.deliverable(left).min(u64::from(slots)) as u32;
-                all.extend(batcher.deal(left, count));
+                all.extend(batcher.assign(left, count));
                 left -= u64::from(count);
                 while losses.next() == Some(true) && batcher.can_lose_one(left) {
                     left -= 1;
@@ -399,7 +400,7 @@ mod tests {
             n in 1u64..400, batch in 1u32..12, ranks in 1u32..8, drop_last: bool, stop in 0usize..200,
         ) {
             let mut batcher = RankBatcher::new(batch, ranks, drop_last);
-            prop_assume!(batcher.can_deal(n) && batcher.deliverable(n) > 0);
+            prop_assume!(batcher.can_assign(n) && batcher.deliverable(n) > 0);
             let whole: Vec<RankSlice> = epoch(&mut batcher, n, 1_000_000);
             let stop = stop % whole.len();
             let given: Vec<u32> = (0..ranks).map(|r| whole[..stop].iter().filter(|s| s.rank == r).count() as u32).collect();
@@ -409,12 +410,12 @@ mod tests {
             let behind: Vec<u32> = given.iter().map(|g| most - g).collect();
             let ends = |r| whole[..stop].iter().any(|s| s.rank == r && s.ends_epoch);
             resumed.owe(Behind { batches: &behind, others_are_done: (0..ranks).any(ends), forfeited: 0 });
-            prop_assert!(resumed.can_deal(left));
+            prop_assert!(resumed.can_assign(left));
             let rest = epoch(&mut resumed, left, 1_000_000);
             let cut = |slices: &[RankSlice]| slices.iter().map(|s| (s.rank, s.len)).collect::<Vec<_>>();
             let steps = |slices: &[RankSlice], r| slices.iter().filter(|s| s.rank == r).count();
-            let dealt = |slices: &[RankSlice]| slices.iter().map(|s| u64::from(s.len)).sum::<u64>();
-            prop_assert_eq!(dealt(&rest), dealt(&whole[stop..]));
+            let assigned = |slices: &[RankSlice]| slices.iter().map(|s| u64::from(s.len)).sum::<u64>();
+            prop_assert_eq!(assigned(&rest), assigned(&whole[stop..]));
             for r in 0..ranks {
                 prop_assert_eq!(steps(&rest, r), steps(&whole[stop..], r), "{:?} after {:?}", cut(&rest), cut(&whole[..stop]));
                 let ends: Vec<bool> = rest.iter().filter(|s| s.rank == r).map(|s| s.ends_epoch).collect();
@@ -444,10 +445,10 @@ mod tests {
 
     #[test]
     fn batches_of_one_are_admitted_only_if_they_come_out_even() {
-        assert!(RankBatcher::new(1, 4, false).can_deal(8));
-        assert!(!RankBatcher::new(1, 4, false).can_deal(9));
-        assert!(RankBatcher::new(1, 4, true).can_deal(9));
-        assert!(!RankBatcher::new(2, 4, false).can_deal(3));
+        assert!(RankBatcher::new(1, 4, false).can_assign(8));
+        assert!(!RankBatcher::new(1, 4, false).can_assign(9));
+        assert!(RankBatcher::new(1, 4, true).can_assign(9));
+        assert!(!RankBatcher::new(2, 4, false).can_assign(3));
     }
 
     #[test]

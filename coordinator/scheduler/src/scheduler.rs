@@ -89,7 +89,7 @@ impl Scheduler {
         let job = Job::new(spec, Behind::default(), &self.all, &self.known)?;
         spec.cohort
             .as_ref()
-            .map_or(Ok(()), |cohort| self.has_place(cohort, &job))
+            .map_or(Ok(()), |cohort| self.check_cohort(cohort, &job))
     }
 
     /// Does the same as [`attach`](Self::attach) for a job whose ranks resume from different steps of an epoch. Ranks
@@ -144,7 +144,7 @@ impl Scheduler {
     }
 
     /// Checks whether a job can become a member of a cohort.
-    fn has_place(&self, cohort: &Cohort, job: &Job) -> Result<(), Error> {
+    fn check_cohort(&self, cohort: &Cohort, job: &Job) -> Result<(), Error> {
         let &Cohort { ref name, size } = cohort;
         if size == 0 {
             let what = format!("cohort '{name}' has size 0");
@@ -172,7 +172,7 @@ impl Scheduler {
     }
 
     fn join(&mut self, cohort: &Cohort, id: JobId, job: &Job) -> Result<(), Error> {
-        self.has_place(cohort, job)?;
+        self.check_cohort(cohort, job)?;
         let Cohort { name, size } = cohort.clone();
         let members = self.cohorts.entry(name).or_insert(Members {
             size,
@@ -232,12 +232,12 @@ impl Scheduler {
         }
     }
 
-    /// Takes back the deliveries that a job was dealt after the last minibatch from which a rank took something. Their
-    /// samples are in the job's need again. Returns for each rank how many deliveries are void, counted from the
+    /// Takes back the deliveries that a job was assigned after the last minibatch from which a rank took something.
+    /// Their samples are in the job's need again. Returns for each rank how many deliveries are void, counted from the
     /// latest.
     ///
-    /// The sequence that is dealt to a job alone, or to a cohort, is the same with and without this call. Minibatches
-    /// that are not prepared yet are no longer for this job: it must not be among the targets that
+    /// The sequence that is assigned to a job alone, or to a cohort, is the same with and without this call.
+    /// Minibatches that are not prepared yet are no longer for this job: it must not be among the targets that
     /// [`replace`](Self::replace) and [`exchange`](Self::exchange) are called with for them.
     pub fn take_back(&mut self, id: JobId) -> Vec<u32> {
         let Some(job) = self.jobs.get_mut(&id) else {
@@ -279,14 +279,14 @@ impl Scheduler {
 
     /// Tells how many samples `epoch` has, `0..samples`, for all jobs. The first number stands: another one is ignored.
     ///
-    /// No further sample is dealt from an epoch that was [opened](Self::open_epoch). Samples from `samples` on that
-    /// were dealt already do not exist, and nothing may come of their deliveries. [`take_ended`](Self::take_ended)
-    /// announces the end to jobs that were dealt all the others.
+    /// No further sample is assigned from an epoch that was [opened](Self::open_epoch). Samples from `samples` on that
+    /// were assigned already do not exist, and nothing may come of their deliveries. [`take_ended`](Self::take_ended)
+    /// announces the end to jobs that were assigned all the others.
     pub fn tell_epoch(&mut self, epoch: u64, samples: u32) {
         self.tell_length(epoch, Length::Known(samples));
     }
 
-    /// Begins an epoch whose number of samples is unknown. Samples are dealt until [`tell_epoch`](Self::tell_epoch)
+    /// Begins an epoch whose number of samples is unknown. Samples are assigned until [`tell_epoch`](Self::tell_epoch)
     /// says how many there are. This is for batches far smaller than 1024 samples, in ascending order.
     pub fn open_epoch(&mut self, epoch: u64) {
         self.tell_length(epoch, Length::Open);
@@ -314,7 +314,7 @@ impl Scheduler {
         let length = *known;
         told.retain(|&other, _| other >= oldest || other == epoch);
         for job in self.jobs.values_mut() {
-            job.tell(epoch, length, &self.known);
+            job.set_length(epoch, length, &self.known);
         }
     }
 
@@ -325,7 +325,7 @@ impl Scheduler {
         iterated.min().unwrap_or(0)
     }
 
-    /// Returns the jobs and their epochs that ended without a delivery since the last call: nothing was left to deal,
+    /// Returns the jobs and their epochs that ended without a delivery since the last call: nothing was left to assign,
     /// or the epoch has no samples.
     pub fn take_ended(&mut self) -> Vec<(JobId, u64)> {
         let of_job = |(&id, job): (&JobId, &mut Job)| {
@@ -354,8 +354,8 @@ impl Scheduler {
         }
     }
 
-    /// Records that a sample cannot be read. Jobs that skip such samples are not dealt it any more, except members of a
-    /// cohort.
+    /// Records that a sample cannot be read. Jobs that skip such samples are not assigned it any more, except members
+    /// of a cohort.
     pub fn mark_bad(&mut self, id: u32) {
         self.known.bad.insert(id);
         let bad = RoaringBitmap::from([id]);
@@ -414,7 +414,7 @@ impl Scheduler {
         Some(Draw { id, visit })
     }
 
-    /// Exchanges the places of samples `one` and `other`, both drawn for `targets`.
+    /// Exchanges the positions of samples `one` and `other`, both drawn for `targets`.
     pub fn exchange(&mut self, targets: &[Target], one: u32, other: u32) {
         for target in targets {
             if let Some(job) = self.jobs.get_mut(&target.job) {
@@ -425,8 +425,8 @@ impl Scheduler {
 
     // Queries.
 
-    /// Returns the samples that `job` was given once every rank has taken `batches` batches of `epoch` that were dealt
-    /// since the job was attached. Returns `None` if that is not known any more.
+    /// Returns the samples that `job` was given once every rank has taken `batches` batches of `epoch` that were
+    /// assigned since the job was attached. Returns `None` if that is not known any more.
     #[must_use]
     pub fn state(&self, id: JobId, epoch: u64, batches: u64) -> Option<Resume> {
         self.jobs.get(&id)?.state(epoch, batches)
@@ -468,7 +468,7 @@ impl Scheduler {
         let (bound, waiting) = (self.config.depth, PendingRanks::default());
         let full = |id: &&JobId| {
             let job = self.jobs.get(id);
-            // A member that has nothing left to deal has not begun its next epoch, and is not full.
+            // A member that has nothing left to assign has not begun its next epoch, and is not full.
             let is_full = |job: &Job| !job.has_room(bound, &self.config, &waiting);
             job.is_some_and(|job| job.deliverable() > 0 && is_full(job))
         };
@@ -549,7 +549,7 @@ impl Scheduler {
         let mut deliveries = Vec::new();
         for (&id, before) in choice.targets.iter().zip(before) {
             if let Some(job) = self.jobs.get_mut(&id) {
-                deliveries.extend(job.deal(id, &choice.ids, before, self.made, &self.known));
+                deliveries.extend(job.assign(id, &choice.ids, before, self.made, &self.known));
             }
         }
         self.share(&choice.targets);

@@ -1,4 +1,4 @@
-//! Jobs in ascending order: each is dealt its ids in that order, and jobs share from the point where they meet.
+//! Jobs in ascending order: each is assigned its ids in that order, and jobs share from the point where they meet.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -13,14 +13,14 @@ const PLENTY: u32 = 1000;
 /// Jobs of one rank that take one minibatch each, one after the other.
 struct Jobs {
     scheduler: Scheduler,
-    /// Minibatches dealt and not yet taken.
-    queues: BTreeMap<JobId, VecDeque<Dealt>>,
+    /// Minibatches assigned and not yet taken.
+    queues: BTreeMap<JobId, VecDeque<Assigned>>,
     /// By job: the (epoch, id) pairs that it was given, in order.
     given: BTreeMap<JobId, Vec<(u64, u32)>>,
     prepared: u32,
 }
 
-struct Dealt {
+struct Assigned {
     epoch: u64,
     ids: Vec<u32>,
     deliveries: u32,
@@ -59,12 +59,15 @@ impl Jobs {
             self.prepared += ids.len() as u32;
             for target in minibatch.targets {
                 let parts = minibatch.deliveries.iter();
-                let dealt = Dealt {
+                let assigned = Assigned {
                     epoch: target.epoch,
                     ids: ids.clone(),
                     deliveries: parts.filter(|d| d.job == target.job).count() as u32,
                 };
-                self.queues.get_mut(&target.job).unwrap().push_back(dealt);
+                self.queues
+                    .get_mut(&target.job)
+                    .unwrap()
+                    .push_back(assigned);
             }
         }
     }
@@ -73,11 +76,16 @@ impl Jobs {
     fn step(&mut self, times: u32) {
         for _ in 0..times {
             for (&id, queue) in &mut self.queues {
-                let dealt = queue.pop_front().expect("nobody waits");
-                self.scheduler.epoch_started(id, 0, dealt.epoch);
-                self.scheduler.taken(id, 0, dealt.deliveries);
+                let assigned = queue.pop_front().expect("nobody waits");
+                self.scheduler.epoch_started(id, 0, assigned.epoch);
+                self.scheduler.taken(id, 0, assigned.deliveries);
                 let given = self.given.get_mut(&id).unwrap();
-                given.extend(dealt.ids.into_iter().map(|sample| (dealt.epoch, sample)));
+                given.extend(
+                    assigned
+                        .ids
+                        .into_iter()
+                        .map(|sample| (assigned.epoch, sample)),
+                );
             }
             self.draw();
         }
@@ -214,6 +222,6 @@ fn nothing_takes_the_place_of_a_bad_sample() {
         .collect();
     assert!(
         second.starts_with(&[0, 1, 2, 4, 5]),
-        "it is not dealt again: {second:?}"
+        "it is not assigned again: {second:?}"
     );
 }

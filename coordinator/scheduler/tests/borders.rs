@@ -56,13 +56,18 @@ fn draw(scheduler: &mut Scheduler, reading: &[JobId]) -> Vec<Minibatch> {
     drawn.collect()
 }
 
-/// Returns the number of samples dealt, by job and epoch.
-fn dealt(drawn: &[Minibatch]) -> BTreeMap<(u64, u64), u32> {
+/// Returns the number of samples assigned, by job and epoch.
+fn assigned(drawn: &[Minibatch]) -> BTreeMap<(u64, u64), u32> {
     let mut sum = BTreeMap::new();
     for delivery in drawn.iter().flat_map(|m| &m.deliveries) {
         *sum.entry((delivery.job.0, delivery.epoch)).or_insert(0) += delivery.len;
     }
     sum
+}
+
+fn order(drawn: &[Minibatch]) -> Vec<u32> {
+    let draws = drawn.iter().flat_map(|m| m.samples.iter());
+    draws.map(|draw| draw.id).collect()
 }
 
 fn samples(drawn: &[Minibatch]) -> u32 {
@@ -80,7 +85,7 @@ fn nothing_is_drawn_of_an_epoch_that_no_rank_has_begun() {
         attach(&mut scheduler, ONE, spec());
         for epoch in 0..3 {
             let drawn = draw(&mut scheduler, &[ONE]);
-            assert_eq!(dealt(&drawn), [((1, epoch), SAMPLES)].into());
+            assert_eq!(assigned(&drawn), [((1, epoch), SAMPLES)].into());
             assert!(!scheduler.lacks_buffers(), "it waits for nothing");
             scheduler.epoch_started(ONE, 0, epoch + 1);
         }
@@ -93,7 +98,9 @@ fn no_more_is_drawn_ahead_than_is_allowed() {
         let mut scheduler = stream(DrawOrder::Random);
         attach(&mut scheduler, ONE, spec());
         scheduler.set_ahead(ONE, samples);
-        dealt(&draw(&mut scheduler, &[ONE])).get(&(1, 1)).copied()
+        assigned(&draw(&mut scheduler, &[ONE]))
+            .get(&(1, 1))
+            .copied()
     };
     assert_eq!(ahead(9), None, "a minibatch is drawn whole or not at all");
     assert_eq!(ahead(10), Some(10));
@@ -112,9 +119,34 @@ fn a_minibatch_that_ends_its_epoch_is_drawn_ahead_though_it_is_short() {
     attach(&mut scheduler, ONE, seven);
     scheduler.set_ahead(ONE, 7);
     assert_eq!(
-        dealt(&draw(&mut scheduler, &[ONE])),
+        assigned(&draw(&mut scheduler, &[ONE])),
         [((1, 0), 7), ((1, 1), 7)].into()
     );
+}
+
+#[test]
+fn a_job_has_no_order_twice_beside_one_that_begins_when_its_epoch_ends() {
+    let mut scheduler = stream(DrawOrder::Random);
+    attach(&mut scheduler, ONE, spec());
+    let mut orders = vec![order(&draw(&mut scheduler, &[ONE]))];
+    attach(&mut scheduler, OTHER, spec());
+    for epoch in 1..4 {
+        // The other job leads, since this one has not begun its epoch.
+        scheduler.epoch_started(OTHER, 0, epoch - 1);
+        let drawn = draw(&mut scheduler, &[OTHER]);
+        assert_eq!(
+            dealt(&drawn),
+            [((1, epoch), SAMPLES), ((2, epoch - 1), SAMPLES)].into()
+        );
+        assert_eq!(samples(&drawn), SAMPLES, "they share");
+        scheduler.epoch_started(ONE, 0, epoch);
+        for _ in &drawn {
+            scheduler.taken(ONE, 0, 1);
+        }
+        let new = order(&drawn);
+        assert!(!orders.contains(&new), "epoch {epoch}");
+        orders.push(new);
+    }
 }
 
 #[test]
@@ -130,7 +162,10 @@ fn a_job_at_a_border_takes_part_in_what_others_need_and_nothing_is_drawn_for_it(
         attach(&mut scheduler, OTHER, spec());
         let drawn = draw(&mut scheduler, &[OTHER]);
         assert_eq!(samples(&drawn), SAMPLES, "{order:?}");
-        assert_eq!(dealt(&drawn), [((1, 1), SAMPLES), ((2, 0), SAMPLES)].into());
+        assert_eq!(
+            assigned(&drawn),
+            [((1, 1), SAMPLES), ((2, 0), SAMPLES)].into()
+        );
         // It begins the epoch, and all of it lies ready.
         scheduler.epoch_started(ONE, 0, 1);
         assert!(draw(&mut scheduler, &[]).is_empty());
@@ -153,14 +188,17 @@ fn a_job_that_pauses_at_the_first_ids_does_not_lead_in_ascending_order() {
     };
     attach(&mut scheduler, OTHER, halfway);
     assert_eq!(
-        dealt(&draw(&mut scheduler, &[OTHER])),
+        assigned(&draw(&mut scheduler, &[OTHER])),
         [((2, 0), 50)].into()
     );
     // Now it does. The other one pauses at the first ids too, and takes part.
     scheduler.epoch_started(ONE, 0, 1);
     let drawn = draw(&mut scheduler, &[ONE, OTHER]);
     assert_eq!(samples(&drawn), SAMPLES);
-    assert_eq!(dealt(&drawn), [((1, 1), SAMPLES), ((2, 1), SAMPLES)].into());
+    assert_eq!(
+        assigned(&drawn),
+        [((1, 1), SAMPLES), ((2, 1), SAMPLES)].into()
+    );
 }
 
 #[test]
@@ -176,7 +214,10 @@ fn a_cohort_goes_on_as_soon_as_one_of_its_members_begins() {
     assert_eq!(samples(&draw(&mut scheduler, &[ONE, OTHER])), SAMPLES);
     scheduler.epoch_started(OTHER, 0, 1);
     let drawn = draw(&mut scheduler, &[ONE, OTHER]);
-    assert_eq!(dealt(&drawn), [((1, 1), SAMPLES), ((2, 1), SAMPLES)].into());
+    assert_eq!(
+        assigned(&drawn),
+        [((1, 1), SAMPLES), ((2, 1), SAMPLES)].into()
+    );
     assert_eq!(samples(&drawn), SAMPLES);
 }
 
@@ -197,7 +238,7 @@ fn a_member_that_is_behind_is_served_for_the_one_that_waits_for_it() {
     scheduler.taken(ONE, 0, 5);
     assert_eq!(scheduler.take_back(OTHER), [5]);
     let drawn = draw(&mut scheduler, &[ONE, OTHER]);
-    assert_eq!(dealt(&drawn), [((1, 1), 50), ((2, 1), SAMPLES)].into());
+    assert_eq!(assigned(&drawn), [((1, 1), 50), ((2, 1), SAMPLES)].into());
 }
 
 #[test]
@@ -211,7 +252,7 @@ fn an_epoch_is_drawn_for_all_ranks_when_the_first_of_them_begins_it() {
     assert_eq!(samples(&draw(&mut scheduler, &[ONE])), SAMPLES);
     scheduler.epoch_started(ONE, 1, 1);
     assert_eq!(
-        dealt(&draw(&mut scheduler, &[ONE])),
+        assigned(&draw(&mut scheduler, &[ONE])),
         [((1, 1), SAMPLES)].into()
     );
 }
@@ -226,12 +267,12 @@ fn a_rank_that_has_left_begins_no_epoch() {
     attach(&mut scheduler, ONE, ranks);
     scheduler.epoch_started(ONE, 1, u64::MAX);
     assert_eq!(
-        dealt(&draw(&mut scheduler, &[ONE])),
+        assigned(&draw(&mut scheduler, &[ONE])),
         [((1, 0), SAMPLES)].into()
     );
     scheduler.epoch_started(ONE, 0, 1);
     assert_eq!(
-        dealt(&draw(&mut scheduler, &[ONE])),
+        assigned(&draw(&mut scheduler, &[ONE])),
         [((1, 1), SAMPLES)].into()
     );
 }
@@ -243,7 +284,7 @@ fn an_epoch_that_follows_one_that_was_left_early_is_begun() {
     (0..3).for_each(|_| drop(scheduler.next(FREE)));
     scheduler.restart_epoch(ONE);
     assert_eq!(
-        dealt(&draw(&mut scheduler, &[ONE])),
+        assigned(&draw(&mut scheduler, &[ONE])),
         [((1, 1), SAMPLES)].into()
     );
 }
@@ -267,7 +308,7 @@ fn a_state_of_which_nothing_is_left_leads_to_an_epoch_that_is_not_begun() {
     assert!(draw(&mut scheduler, &[ONE]).is_empty());
     scheduler.epoch_started(ONE, 0, 4);
     assert_eq!(
-        dealt(&draw(&mut scheduler, &[ONE])),
+        assigned(&draw(&mut scheduler, &[ONE])),
         [((1, 4), SAMPLES)].into()
     );
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const JOB: JobId = JobId(1);
 
-/// Deals the rest of epoch 0, which every rank takes at once. Returns the ids of each batch of rank 0.
+/// Assigns the rest of epoch 0, which every rank takes at once. Returns the ids of each batch of rank 0.
 fn rest_of_rank_0(scheduler: &mut Scheduler) -> Vec<Vec<u32>> {
     let (mut batches, mut batch) = (Vec::new(), Vec::new());
     while scheduler.job(JOB).expect("attached").epoch == 0 {

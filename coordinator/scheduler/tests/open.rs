@@ -20,9 +20,9 @@ enum Item {
 struct Member {
     epoch: u64,
     has_begun: bool,
-    /// How many numbers of its epoch the member was given. They come in order.
+    /// Number of elements of its epoch that the member was given. They come in order.
     given: u32,
-    /// Items that are dealt and not handed over. They are handed over in order, once they are made.
+    /// Items that are assigned and not handed over. They are handed over in order, once they are made.
     queue: VecDeque<Item>,
     finished: u64,
 }
@@ -36,7 +36,7 @@ struct World {
     lengths: Vec<u32>,
     /// Epochs and numbers that the reader was asked for and has not made.
     asked: VecDeque<(u64, u32)>,
-    /// How often each number was made.
+    /// Number of times that each number was made.
     made: BTreeMap<(u64, u32), u32>,
     /// Numbers that were made or found missing.
     done: std::collections::BTreeSet<(u64, u32)>,

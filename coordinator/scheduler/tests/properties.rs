@@ -190,7 +190,7 @@ proptest! {
     #![proptest_config(cases(2000))]
 
     /// Short epochs put most deaths near a border. The world asserts that no rank loses the rest of its epoch, and the
-    /// audit that each sample is dealt once and all ranks get equally many batches.
+    /// audit that each sample is assigned once and all ranks get equally many batches.
     #[test]
     fn ranks_that_come_back_near_the_border_of_an_epoch_lack_nothing(
         samples in 4..40u32, slots in 1..12u32, batch_size in 1..6u32, world_size in 2..5u32, drop_last: bool,
@@ -321,7 +321,7 @@ proptest! {
     #![proptest_config(cases(1000))]
 
     #[test]
-    fn a_job_alone_is_dealt_the_same_however_it_is_cut_interrupted_and_taken_back(
+    fn a_job_alone_is_assigned_the_same_however_it_is_cut_interrupted_and_taken_back(
         samples in 1..200u32, batch in 1..12u32, more in 0..12u32, seed: u64, order in orders(), beats in beats(),
     ) {
         let config = |samples, slots, seed| Config { order, ..config(samples, slots, seed) };
@@ -345,7 +345,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cohort_is_dealt_what_a_job_alone_is(
+    fn a_cohort_is_assigned_what_a_job_alone_is(
         samples in 1..200u32, batch in 1..12u32, more in 0..12u32, seed: u64, size in 1..4u32,
         order in orders(), ops in ops(), batch_of_others in 1..12u32, skip_bad: bool,
     ) {

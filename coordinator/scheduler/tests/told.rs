@@ -111,7 +111,7 @@ impl World {
     /// Attaches a member, with the samples that it was given.
     fn attach(&mut self, id: JobId) {
         let member = self.members.get_mut(&id).unwrap();
-        // The part of a batch that it was given is dealt again.
+        // The part of a batch that it was given is assigned again.
         member.queue.clear();
         member.given -= std::mem::take(&mut member.batch);
         let resume = Resume {

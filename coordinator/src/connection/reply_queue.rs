@@ -284,7 +284,7 @@ impl ReplyQueue {
                 break;
             }
         }
-        // Nothing has panicked, and whoever ended the loop has cleared `is_writing`.
+        // Nothing has panicked, and `next` or `write_one` has cleared `is_writing`.
         std::mem::forget(panicking);
     }
 

@@ -256,7 +256,7 @@ impl Recipe {
         }
         cache.count_miss();
         match cache.form {
-            // A sample that another recipe prepared keeps its place, so this one cannot be admitted.
+            // A sample that another recipe prepared keeps its room, so this one cannot be admitted.
             CacheForm::Auto if self.is_to_admit(key.id) => {
                 self.prepare_in_best_form(cache, key, fetched, scratch, slot)
             }
@@ -522,13 +522,13 @@ impl Recipe {
         let start = Instant::now();
         let length = self.read(id, Dataset::file_len)?;
         let meta = Meta::of(Form::Encoded);
-        let Some(mut place) = cache.store.reserve(id, length as usize, meta) else {
+        let Some(mut reservation) = cache.store.reserve(id, length as usize, meta) else {
             return Ok(PreparationCost::default());
         };
         self.read(id, |dataset, id| {
-            dataset.fetch_into(id, place.as_mut_slice())
+            dataset.fetch_into(id, reservation.as_mut_slice())
         })?;
-        place.commit();
+        reservation.commit();
         Ok(PreparationCost {
             fetched_bytes: length,
             ..fetch_time(start.elapsed()).into()
@@ -547,13 +547,13 @@ impl Recipe {
         let file = &fetched.file;
         let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
         let meta = decoded_as(shape);
-        let Some(mut place) = cache.store.reserve(id, shape.bytes(), meta) else {
+        let Some(mut reservation) = cache.store.reserve(id, shape.bytes(), meta) else {
             return Ok(PreparationCost::default());
         };
         self.pipeline
-            .decode_into(file, scratch, place.as_mut_slice())
+            .decode_into(file, scratch, reservation.as_mut_slice())
             .map_err(Failure::decode)?;
-        place.commit();
+        reservation.commit();
         Ok(PreparationCost {
             in_full: true,
             ..decode_time(start.elapsed()).into()

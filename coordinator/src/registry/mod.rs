@@ -74,7 +74,7 @@ pub(crate) struct Registry {
 
 /// Answer to a job that attaches.
 pub(crate) enum Answer {
-    /// The job has a place in this stream.
+    /// The job is registered with this stream.
     Admitted(Arc<Stream>, Box<Registration>),
     /// The coordinator needs the code of the job's dataset.
     WantCode,
@@ -137,7 +137,7 @@ impl Registry {
         self.open().users(cache)
     }
 
-    /// Finds or opens the job's stream, and gives the job a place there. `dataset` is the file that the job's code
+    /// Finds or opens the job's stream, and registers the job there. `dataset` is the file that the job's code
     /// loads.
     pub(crate) fn attach(
         self: &Arc<Self>,

@@ -477,7 +477,7 @@ fn job_ids(request: &Attach) -> Option<RoaringBitmap> {
 pub(super) fn probes(request: &Attach, samples: u32, split: bool) -> Vec<u32> {
     let set = job_ids(request);
     let len = set.as_ref().map_or(u64::from(samples), RoaringBitmap::len) as u32;
-    let place = |n: u32| match &set {
+    let id_at = |n: u32| match &set {
         Some(set) => set.select(n),
         None => Some(n),
     };
@@ -486,13 +486,13 @@ pub(super) fn probes(request: &Attach, samples: u32, split: bool) -> Vec<u32> {
     let count = PROBES.min(len);
     let step = (len / PROBES).max(1);
     let in_a_row = if split { 0 } else { PROBES_IN_A_ROW };
-    let place_of = |i: u32| if i < in_a_row { i } else { i * step };
-    let mut places: Vec<u32> = (0..count).map(place_of).collect();
+    let position_of = |i: u32| if i < in_a_row { i } else { i * step };
+    let mut positions: Vec<u32> = (0..count).map(position_of).collect();
     if split {
         // Any first few of them are spread evenly: they are 0, 1/2, 1/4, 3/4, ... of the way.
-        places.sort_by_key(|place| (place / step).reverse_bits());
+        positions.sort_by_key(|position| (position / step).reverse_bits());
     }
-    let ids = places.into_iter().filter_map(place);
+    let ids = positions.into_iter().filter_map(id_at);
     ids.filter(|&id| id < samples).collect()
 }
 

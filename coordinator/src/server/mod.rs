@@ -54,7 +54,7 @@ pub struct Server {
     replies: Arc<ReplyWriter>,
 }
 
-/// Why a coordinator ended.
+/// Reason why a coordinator ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
     /// A client asked for it.
@@ -94,20 +94,20 @@ impl Server {
     ///
     /// # Errors
     /// When another coordinator has the lock, or the socket cannot be made.
-    pub fn bind(place: CoordinatorPaths, settings: Settings) -> Result<Server> {
+    pub fn bind(paths: CoordinatorPaths, settings: Settings) -> Result<Server> {
         // No other process of the same user may read or write this one's memory through /proc.
         nix::sys::prctl::set_dumpable(false)
             .map_err(|e| os("cannot protect the process's memory", e))?;
         // Before the registry starts its threads, because they inherit the mask.
         let signals = block_signals()?;
-        place.prepare().map_err(from_lower)?;
+        paths.prepare().map_err(from_lower)?;
         // Only the holder of the lock may remove a socket that was left behind, so the lock comes first.
-        let lock = take_lock(&place)?;
-        let listener = listen(&place)?;
+        let lock = take_lock(&paths)?;
+        let listener = listen(&paths)?;
         let what = |e| os("cannot look at the socket", e);
         let files = [
-            OwnFile::at(&place.socket).map_err(what)?,
-            OwnFile::at(&place.lock()).map_err(what)?,
+            OwnFile::at(&paths.socket).map_err(what)?,
+            OwnFile::at(&paths.lock()).map_err(what)?,
         ];
         let shutdown = Arc::new(Shutdown {
             requested: AtomicBool::new(false),
@@ -410,8 +410,8 @@ fn block_signals() -> Result<SignalFd> {
     SignalFd::with_flags(&set, flags).map_err(|e| os("cannot make a signalfd", e))
 }
 
-fn take_lock(place: &CoordinatorPaths) -> Result<Flock<File>> {
-    let path = place.lock();
+fn take_lock(paths: &CoordinatorPaths) -> Result<Flock<File>> {
+    let path = paths.lock();
     loop {
         let file = open_private(&path).map_err(from_lower)?;
         let opened = file.metadata();
@@ -420,7 +420,7 @@ fn take_lock(place: &CoordinatorPaths) -> Result<Flock<File>> {
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, _)| {
             invalid(format!(
                 "another coordinator serves {}",
-                place.socket.display()
+                paths.socket.display()
             ))
             .with_remedy("use it, `coprep stop` it, or name another socket in COPREP_SOCKET")
         })?;
@@ -445,12 +445,12 @@ fn remove_old_socket(path: &Path, what: &str) -> Result<()> {
     }
 }
 
-fn listen(place: &CoordinatorPaths) -> Result<UnixListener> {
-    let what = format!("cannot listen on {}", place.socket.display());
-    remove_old_socket(&place.socket, &what)?;
+fn listen(paths: &CoordinatorPaths) -> Result<UnixListener> {
+    let what = format!("cannot listen on {}", paths.socket.display());
+    remove_old_socket(&paths.socket, &what)?;
     // The umask makes the socket 0600 from its first moment.
     let before = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o177));
-    let listener = UnixListener::bind(&place.socket);
+    let listener = UnixListener::bind(&paths.socket);
     nix::sys::stat::umask(before);
     let listener = listener.map_err(|e| os(&what, e))?;
     listener.set_nonblocking(true).map_err(|e| os(&what, e))?;

@@ -24,7 +24,7 @@ use crate::server::Shutdown;
 use crate::stream::{Client, EpochOrder, RankId, Stream};
 
 /// Interval at which a client that does not read its answers is checked for being gone.
-const LOOK: Duration = Duration::from_secs(1);
+const PEER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Time that a process may take to count as ended after its connections are closed, and the interval of the checks.
 const SOON: Duration = Duration::from_millis(200);
 const LITTLE: Duration = Duration::from_millis(5);
@@ -34,7 +34,7 @@ struct Session<'a> {
     registry: &'a Arc<Registry>,
     shutdown: &'a Shutdown,
     client: Client,
-    place: Option<(Arc<Stream>, RankId)>,
+    attached: Option<(Arc<Stream>, RankId)>,
     /// The process that has imported modules for this client.
     prepared: Option<Arc<Zygote>>,
 }
@@ -54,7 +54,7 @@ pub(crate) fn serve(
                 registry,
                 shutdown,
                 client,
-                place: None,
+                attached: None,
                 prepared: None,
             };
             // Every log line of this thread names the client.
@@ -102,7 +102,7 @@ impl Drop for HangUp<'_> {
 
 /// Reads the greeting, which must be the first message and come within 10 seconds.
 fn greet(socket: &UnixStream, replies: &ReplyWriter) -> frame::Result<Client> {
-    // A peer that says nothing must not keep a thread and a place among the connections.
+    // A peer that says nothing must not keep a thread and one of the connections that are allowed.
     socket
         .set_read_timeout(Some(std::time::Duration::from_secs(10)))
         .map_err(frame::failed)?;
@@ -130,7 +130,7 @@ impl Session<'_> {
     fn run(&mut self, socket: &UnixStream) -> frame::Result<()> {
         loop {
             // Do not read a client that asks without reading its answers.
-            while !self.client.reply_queue.wait_for_room(LOOK) {
+            while !self.client.reply_queue.wait_for_room(PEER_CHECK_INTERVAL) {
                 if self.client.is_gone() {
                     return Ok(());
                 }
@@ -206,8 +206,8 @@ impl Session<'_> {
         found.ok_or_else(|| invalid(format!("there is no stream {id}")))
     }
 
-    fn place(&self) -> Result<&(Arc<Stream>, RankId)> {
-        self.place
+    fn attached(&self) -> Result<&(Arc<Stream>, RankId)> {
+        self.attached
             .as_ref()
             .ok_or_else(|| invalid("this connection is not attached to a stream"))
     }
@@ -220,7 +220,7 @@ impl Session<'_> {
         request: &Arc<Attach>,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Option<Reply>> {
-        if self.place.is_some() {
+        if self.attached.is_some() {
             return Err(invalid("this connection is attached already"));
         }
         let dataset = descriptors.into_iter().next().map(Arc::new);
@@ -233,7 +233,7 @@ impl Session<'_> {
         let RankId { job, rank } = registration.rank_id;
         tracing::info!(stream = stream.config.id, job, rank, "a job joins");
         // Set before the answer is sent: if that fails, the end of this session removes the rank.
-        self.place = Some((stream.clone(), registration.rank_id));
+        self.attached = Some((stream.clone(), registration.rank_id));
         // The stream's fork server keeps the zygote, if it was forked from it. Otherwise the stream runs another
         // program's code, and this zygote is of no use.
         self.prepared = None;
@@ -254,7 +254,7 @@ impl Session<'_> {
     }
 
     fn start_epoch(&self, epoch: u64) -> Result<()> {
-        let (stream, rank_id) = self.place()?;
+        let (stream, rank_id) = self.attached()?;
         stream.epoch_started(*rank_id, epoch);
         Ok(())
     }
@@ -266,7 +266,7 @@ impl Session<'_> {
         is_settled: bool,
         descriptors: Vec<OwnedFd>,
     ) -> Result<()> {
-        let (stream, rank_id) = self.place()?;
+        let (stream, rank_id) = self.attached()?;
         let file = descriptors.into_iter().next();
         let file = file.ok_or_else(|| invalid("an order without a file"))?;
         let order = EpochOrder::read(file, samples, stream.config.producer.samples())?;
@@ -275,7 +275,7 @@ impl Session<'_> {
     }
 
     fn restart_epoch(&self, epoch: u64) -> Result<()> {
-        let (stream, rank_id) = self.place()?;
+        let (stream, rank_id) = self.attached()?;
         stream.restart_epoch(*rank_id, epoch);
         Ok(())
     }
@@ -286,17 +286,17 @@ impl Session<'_> {
     }
 
     fn state(&self, epoch: u64, batches: u64) -> Result<Reply> {
-        let (stream, rank_id) = self.place()?;
+        let (stream, rank_id) = self.attached()?;
         Ok(Reply::State(stream.state(*rank_id, epoch, batches)?))
     }
 
     fn explain(&self) -> Result<Reply> {
-        let (stream, rank_id) = self.place()?;
+        let (stream, rank_id) = self.attached()?;
         Ok(Reply::Explanation(stream.explain(*rank_id)))
     }
 
     fn who_is_awaited(&self) -> Result<Reply> {
-        let (stream, rank_id) = self.place()?;
+        let (stream, rank_id) = self.attached()?;
         let awaited = stream.who_is_awaited(*rank_id);
         if let Some(Awaited { what, .. }) = &awaited {
             let RankId { job, rank } = *rank_id;
@@ -380,7 +380,7 @@ impl Session<'_> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        if let Some((stream, rank_id)) = self.place.take() {
+        if let Some((stream, rank_id)) = self.attached.take() {
             let RankId { job, rank } = rank_id;
             // The second check may sleep, so it is made only if there are other ranks to send away.
             if stream.has_other_ranks(rank_id) && self.has_lost_its_client() {

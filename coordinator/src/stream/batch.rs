@@ -109,7 +109,7 @@ impl PendingBatch {
             return;
         };
         let mut bad = std::mem::take(&mut *lock(&self.bad));
-        // Slots fail in any order, and `place` bisects.
+        // Slots fail in any order, and `without_gaps` bisects.
         bad.sort_unstable();
         close_gaps(&mut unfinished, &bad);
         let _ = self.done.set(CompletedBatch {
@@ -130,7 +130,7 @@ fn close_gaps(buffer: &mut Unfinished, bad: &[u32]) {
 
 impl CompletedBatch {
     /// Returns the position (start, len) of slots `start..start + len` after failed samples were taken out.
-    pub(crate) fn place(&self, start: u32, len: u32) -> (u32, u32) {
+    pub(crate) fn without_gaps(&self, start: u32, len: u32) -> (u32, u32) {
         let before = |slot: u32| self.bad.partition_point(|&b| b < slot) as u32;
         let (from, to) = (start - before(start), start + len - before(start + len));
         (from, to - from)

@@ -72,7 +72,7 @@ pub(crate) struct Consumer {
     _bell: Bell,
     pub(crate) pending: VecDeque<Pending>,
     pub(crate) last_taken: Instant,
-    /// Time since when something that it could take lies unread.
+    /// Time from which on something that it could take has been unread.
     unread_since: Option<Instant>,
     /// Moving average of the time for which it leaves something unread.
     usually_unread: Duration,
@@ -148,7 +148,7 @@ impl Consumer {
         if let Some(came) = self.came.take() {
             (self.idle, self.stall_clock) = (came.elapsed(), *stall_clock);
         }
-        self.pace.deal(delivery.len);
+        self.pace.assign(delivery.len);
         self.pending.push_back(Pending::Part { batch, delivery });
     }
 
@@ -165,7 +165,7 @@ impl Consumer {
             .is_some_and(|next| !next.is_later_than(last_epoch) && ready(next).is_some())
     }
 
-    /// Returns the epoch of the first part that it has still to take, or `None` if nothing is dealt to it.
+    /// Returns the epoch of the first part that it has still to take, or `None` if nothing is assigned to it.
     pub(crate) fn oldest_epoch(&self) -> Option<u64> {
         let published = self.published.iter().filter(|item| !item.is_void);
         let untaken = published.map(|item| &item.what).chain(&self.pending);
@@ -476,7 +476,7 @@ impl Pending {
     fn samples(&self) -> u64 {
         match self {
             Pending::Part { batch, delivery } => batch.done().map_or(0, |done| {
-                u64::from(done.place(delivery.start, delivery.len).1)
+                u64::from(done.without_gaps(delivery.start, delivery.len).1)
             }),
             Pending::EpochEnd { .. } | Pending::Error { .. } | Pending::Skipped { .. } => 0,
         }
@@ -496,7 +496,7 @@ fn ready(pending: &Pending) -> Option<Item> {
     match pending {
         Pending::Part { batch, delivery } => {
             let done = batch.done()?;
-            let (start, len) = done.place(delivery.start, delivery.len);
+            let (start, len) = done.without_gaps(delivery.start, delivery.len);
             let flags = u32::from(delivery.ends_batch) * ENDS_BATCH
                 + u32::from(delivery.ends_epoch) * ENDS_EPOCH;
             let item = Item {

@@ -136,12 +136,13 @@ impl Stream {
             .fetch_add(samples.len() as u32, Ordering::Relaxed);
         let is_relaxed = self.config.key.relaxed;
         let is_ahead = engine.window > 0;
-        for (place, ((slot, draw), start)) in slots.into_iter().zip(samples).zip(starts).enumerate()
+        for (position, ((slot, draw), start)) in
+            slots.into_iter().zip(samples).zip(starts).enumerate()
         {
             let bound_slot = BoundSlot {
                 batch: batch.clone(),
                 slot,
-                place: place as u32,
+                position: position as u32,
             };
             let is_filled =
                 |replay: &Replay| replay.is_filled(batch.buffer, bound_slot.slot.slot());

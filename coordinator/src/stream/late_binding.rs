@@ -27,7 +27,7 @@ pub(crate) struct BoundSlot {
     pub(crate) batch: Arc<PendingBatch>,
     pub(crate) slot: SlotMut,
     /// Index of the slot in the minibatch.
-    pub(crate) place: u32,
+    pub(crate) position: u32,
 }
 
 /// Identifies a sample that is not yet bound to a slot.
@@ -38,8 +38,8 @@ pub(crate) struct BindingId(u64);
 #[derive(Default)]
 pub(crate) struct SlotBinder {
     samples: HashMap<BindingId, Sample>,
-    /// Samples that a worker has begun, or soon will, by minibatch in the order of drawing, and by place.
-    by_place: BTreeMap<(u64, u32), BindingId>,
+    /// Samples that a worker has begun, or soon will, by minibatch in the order of drawing, and by position.
+    by_position: BTreeMap<(u64, u32), BindingId>,
     /// Samples given to a process that will ask where to write them. Each may fill the slot of a slow sample.
     fillers: HashSet<BindingId>,
     bindings: u64,
@@ -122,8 +122,8 @@ impl SlotBinder {
             && matches!(sample.by, By::Nobody)
         {
             sample.by = By::Thread(Instant::now());
-            self.by_place
-                .insert((sample.number, sample.bound_slot.place), binding);
+            self.by_position
+                .insert((sample.number, sample.bound_slot.position), binding);
         }
     }
 
@@ -150,8 +150,8 @@ impl SlotBinder {
         let is_filler = budget.is_some_and(|budget| self.lacks_filler(sample, budget));
         let sample = self.samples.get_mut(&binding)?;
         sample.by = By::Process(given);
-        self.by_place
-            .insert((sample.number, sample.bound_slot.place), binding);
+        self.by_position
+            .insert((sample.number, sample.bound_slot.position), binding);
         sample.is_offered = !is_filler;
         if is_filler {
             self.fillers.insert(binding)
@@ -173,8 +173,8 @@ impl SlotBinder {
 
     fn remove(&mut self, binding: BindingId) -> Option<Sample> {
         let sample = self.samples.remove(&binding)?;
-        self.by_place
-            .remove(&(sample.number, sample.bound_slot.place));
+        self.by_position
+            .remove(&(sample.number, sample.bound_slot.position));
         self.fillers.remove(&binding);
         Some(sample)
     }
@@ -195,15 +195,16 @@ impl SlotBinder {
             return Some((ready.bound_slot, None));
         };
         let (binding, slow) = slow;
-        self.by_place.remove(&(slow.number, slow.bound_slot.place));
-        // The slow sample takes over the later slot, and its place in the order of minibatches.
+        self.by_position
+            .remove(&(slow.number, slow.bound_slot.position));
+        // The slow sample takes over the later slot, and its position in the order of minibatches.
         std::mem::swap(&mut slow.bound_slot, &mut ready.bound_slot);
         std::mem::swap(&mut slow.number, &mut ready.number);
         // The slow one may have been a filler itself.
         slow.is_offered = false;
         self.fillers.remove(&binding);
-        self.by_place
-            .insert((slow.number, slow.bound_slot.place), binding);
+        self.by_position
+            .insert((slow.number, slow.bound_slot.position), binding);
         let slot_swap = SlotSwap {
             slow: slow.id,
             ready: ready.id,
@@ -228,7 +229,7 @@ impl SlotBinder {
             })
         };
         // Strictly earlier minibatches: an exchange within one minibatch gains nothing.
-        let before = self.by_place.range(..(ready.number, 0));
+        let before = self.by_position.range(..(ready.number, 0));
         before.map(|(_, binding)| *binding).filter(is_slow)
     }
 }
@@ -264,7 +265,7 @@ mod tests {
             let bound_slot = BoundSlot {
                 batch,
                 slot,
-                place: 0,
+                position: 0,
             };
             (late_binding.add(number as u32, number, bound_slot), buffer)
         };

@@ -1,14 +1,14 @@
 //! Numbers of an epoch, and the samples that they stand for.
 //!
-//! The scheduler deals numbers. An epoch of a job is each number exactly once. If an epoch is each sample once, numbers
-//! are sample ids. If an epoch consists of independent draws, a number stands for the sample that is drawn for it,
-//! which is another one in each epoch. So a job may join, leave and resume draws in the same way as any epoch.
+//! The scheduler assigns numbers. An epoch of a job is each number exactly once. If an epoch is each sample once,
+//! numbers are sample ids. If an epoch consists of independent draws, a number stands for the sample that is drawn for
+//! it, which is another one in each epoch. So a job may join, leave and resume draws in the same way as any epoch.
 //!
 //! **Numbers** identify all that concerns an epoch: needs, delivered samples, states, slots that exchange samples.
 //! **Ids** identify all that concerns a sample: its files, its cache, its costs, its failures.
 //!
-//! If the jobs of a cohort tell the order of each epoch, a number stands for the sample at that place of the order. The
-//! same sample may stand at any number of places.
+//! If the jobs of a cohort tell the order of each epoch, a number stands for the sample at that position of the order.
+//! The same sample may stand at any number of positions.
 //!
 //! A draw depends on the stream's seed, the number and the visit, and on nothing else. All jobs of a minibatch share
 //! its visit, so they are given the same samples. A job never meets a number twice at one visit, so its draws are
@@ -31,10 +31,10 @@ pub(crate) enum Numbers {
     Ids,
     /// A number stands for an independent draw of all samples of the dataset.
     Draws(Draws),
-    /// A number is a place in the order of its epoch. The orders are stored by epoch. All minibatches are for one
+    /// A number is a position in the order of its epoch. The orders are stored by epoch. All minibatches are for one
     /// cohort, whose visits are epochs.
     Told(BTreeMap<u64, Arc<[u32]>>),
-    /// A number is the place of a batch in the iteration of an epoch, and also its id. All minibatches are for one
+    /// A number is the position of a batch in the iteration of an epoch, and also its id. All minibatches are for one
     /// cohort, whose visits are epochs.
     Batches,
 }

@@ -3,7 +3,8 @@
 //! A loader may be iterated once more, or never again, and nobody announces which. So nothing is prepared of an epoch
 //! that no rank has begun, until its job has shown that its epochs follow each other at once. From then on the first
 //! minibatches lie ready when an epoch begins. They are wasted if it never does, so they are at most a fiftieth of the
-//! samples that the job was dealt before. A pause at a border, such as a validation pass, takes the right away again.
+//! samples that the job was assigned before. A pause at a border, such as a validation pass, takes the right away
+//! again.
 //!
 //! *At once* is relative to the job's own steps, because no fixed time tells a validation pass from the end of a slow
 //! step.
@@ -14,8 +15,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Number of samples that a job must be dealt for each sample that may be prepared in vain.
-const DEALT_FOR_ONE: u64 = 50;
+/// Number of samples that a job must be assigned for each sample that may be prepared in vain.
+const ASSIGNED_FOR_ONE: u64 = 50;
 /// A border is crossed at once if that takes at most this many of the longest steps of the epoch. Some work is usual
 /// there, such as a line of the log or a small checkpoint.
 const STEPS: u32 = 4;
@@ -31,8 +32,8 @@ pub(super) struct Pace {
     /// coordinator causes it.
     longest_step: Duration,
     crosses_at_once: bool,
-    /// Number of samples that it was dealt, in all epochs since it last left one early.
-    dealt: u64,
+    /// Number of samples that it was assigned, in all epochs since it last left one early.
+    assigned: u64,
 }
 
 impl Pace {
@@ -75,17 +76,17 @@ impl Pace {
     pub(super) fn leave(&mut self) {
         self.crosses_at_once = false;
         self.last_taken = None;
-        self.dealt = 0;
+        self.assigned = 0;
     }
 
-    /// Records that the rank is dealt samples.
-    pub(super) fn deal(&mut self, samples: u32) {
-        self.dealt += u64::from(samples);
+    /// Records that the rank is assigned samples.
+    pub(super) fn assign(&mut self, samples: u32) {
+        self.assigned += u64::from(samples);
     }
 
-    /// Records that samples which the rank was dealt are taken back.
+    /// Records that samples which the rank was assigned are taken back.
     pub(super) fn void(&mut self, samples: u32) {
-        self.dealt = self.dealt.saturating_sub(samples.into());
+        self.assigned = self.assigned.saturating_sub(samples.into());
     }
 }
 
@@ -94,13 +95,13 @@ impl Pace {
 /// `round` is the number of samples in a batch for each rank, or in the whole epoch if that is less. The result is a
 /// multiple of it, because a part of a round is of no use: a rank that has its first batch waits for the others.
 pub(super) fn ahead<'a>(ranks: impl Iterator<Item = &'a Pace>, round: u64) -> u64 {
-    let (mut all_cross_at_once, mut dealt) = (true, 0);
+    let (mut all_cross_at_once, mut assigned) = (true, 0);
     for rank in ranks {
         all_cross_at_once &= rank.crosses_at_once;
-        dealt += rank.dealt;
+        assigned += rank.assigned;
     }
     if all_cross_at_once {
-        let most = dealt / DEALT_FOR_ONE;
+        let most = assigned / ASSIGNED_FOR_ONE;
         most - most % round.max(1)
     } else {
         0
@@ -138,7 +139,7 @@ mod tests {
             self.pace.begin(epoch, self.now);
             self.next += 1;
             for _ in 0..batches {
-                self.pace.deal(BATCH);
+                self.pace.assign(BATCH);
                 self.pace.take(Some(epoch), self.now);
                 self.now += STEP;
             }
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn shorter_epochs_have_one_ready_when_it_is_a_fiftieth_of_what_was_dealt() {
+    fn shorter_epochs_have_one_ready_when_it_is_a_fiftieth_of_what_was_assigned() {
         let mut job = PacedJob::new();
         let ahead = [(); 8].map(|()| {
             job.epoch(13);
@@ -214,7 +215,7 @@ mod tests {
             for epoch in 0..2 {
                 pace.begin(epoch, now);
                 for _ in 0..100 {
-                    pace.deal(BATCH);
+                    pace.assign(BATCH);
                     pace.take(Some(epoch), now);
                     now += step;
                 }
@@ -229,7 +230,7 @@ mod tests {
         let mut job = PacedJob::new();
         job.pace.begin(0, job.now);
         for _ in 0..100 {
-            job.pace.deal(BATCH);
+            job.pace.assign(BATCH);
             job.pace.take(Some(0), job.now);
             job.now += STEP;
         }
@@ -270,7 +271,7 @@ mod tests {
         job.epoch(100);
         assert_eq!(job.ahead(), 0, "it was left early");
         job.epoch(100);
-        assert_eq!(job.ahead(), 4, "of what it was dealt since");
+        assert_eq!(job.ahead(), 4, "of what it was assigned since");
         job.next += 1;
         job.epoch(100);
         assert_eq!(job.ahead(), 0, "another rank was further on");
@@ -317,11 +318,11 @@ mod tests {
             ),
         ) {
             let mut job = PacedJob::new();
-            let (mut dealt, mut wasted) = (0, 0);
+            let (mut assigned, mut wasted) = (0, 0);
             for (batches, then) in epochs {
                 job.epoch(batches);
-                dealt += u64::from(batches);
-                prop_assert!((wasted + job.ahead()) * DEALT_FOR_ONE <= dealt);
+                assigned += u64::from(batches);
+                prop_assert!((wasted + job.ahead()) * ASSIGNED_FOR_ONE <= assigned);
                 match then {
                     Then::GoesOn => {}
                     Then::Pauses => job.now += STEP * 50,

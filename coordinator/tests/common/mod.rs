@@ -50,18 +50,18 @@ impl Node {
 
     /// Starts a coordinator again at the address of the one that has ended.
     pub(crate) fn begin(&mut self) {
-        let server = Server::bind(self.place(), self.settings.clone()).unwrap();
+        let server = Server::bind(self.paths(), self.settings.clone()).unwrap();
         self.server = Some(std::thread::spawn(move || server.run().unwrap()));
     }
 
     /// Ends the coordinator. Its jobs lose their connections.
     pub(crate) fn end(&mut self) {
-        control::stop(&self.place()).unwrap();
+        control::stop(&self.paths()).unwrap();
         let server = self.server.take().unwrap();
         assert_eq!(server.join().unwrap(), StopReason::Asked);
     }
 
-    pub(crate) fn place(&self) -> CoordinatorPaths {
+    pub(crate) fn paths(&self) -> CoordinatorPaths {
         CoordinatorPaths::at(self.folder.path().join("run/coordinator.sock"))
     }
 
@@ -73,7 +73,7 @@ impl Node {
     /// Returns a loader that waits for a batch for `timeout`.
     pub(crate) fn loader_within(&self, timeout: Duration, attach: Attach) -> Arc<Loader> {
         let options = LoaderOptions {
-            place: self.place(),
+            place: self.paths(),
             name: "test".into(),
             program: Some("/bin/false".into()),
             attach,
@@ -88,7 +88,7 @@ impl Node {
     }
 
     pub(crate) fn streams(&self) -> Vec<StreamStatus> {
-        control::status(&self.place(), 0).unwrap().streams
+        control::status(&self.paths(), 0).unwrap().streams
     }
 }
 

@@ -12,7 +12,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Item, ItemMod, ItemUse, Macro, UseTree};
 
-/// Names of a module and of those that it lies in, from the outermost. The root of the crate has none.
+/// Names of a module and of its parents, from the outermost. The root of the crate has none.
 pub(crate) type ModulePath = Vec<String>;
 
 /// Largest number of `use` declarations that a name is followed through. Sources that compile need few; the bound ends
@@ -91,7 +91,7 @@ impl Modules {
             .into_iter()
             .filter_map(|(from, to)| Some((siblings(&from, &to)?, from, to)))
             .collect();
-        // Modules that import no sibling, and those that no sibling imports, are on no circle.
+        // Modules that import no sibling, and modules that no sibling imports, are on no circle.
         loop {
             let before = imports.len();
             let sources: BTreeSet<_> = imports.iter().map(|((from, _), ..)| from.clone()).collect();
@@ -134,7 +134,7 @@ impl Modules {
         Some(found)
     }
 
-    /// Returns what a name is in a module. Returns `None` if it is not known there, or comes from another crate.
+    /// Finds a name in a module. Returns `None` if it is not known there, or comes from another crate.
     fn find(&self, at: &[String], name: &str, steps: usize) -> Option<Found> {
         let steps = steps.checked_sub(1)?;
         let child = [at, &[name.to_owned()]].concat();

@@ -21,7 +21,7 @@ class Setting:
     """Folder for generated files."""
     quick: bool
     coprep_first: bool = True
-    """Whether coprep runs before PyTorch. It alternates with the repetitions."""
+    """``True`` if coprep runs before PyTorch. It alternates with the repetitions."""
 
     def in_turn(self, measure: Callable[[Side], T]) -> dict[Side, T]:
         order: tuple[Side, Side] = ("coprep", "torch") if self.coprep_first else ("torch", "coprep")

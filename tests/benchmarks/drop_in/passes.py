@@ -16,7 +16,7 @@ class Pass:
     loader: int
     """Number of the loader in its job, from 0."""
     made: float
-    """Moment just before the loader was made."""
+    """PoolSnapshot just before the loader was made."""
     arrivals: Sequence[float]
 
     @classmethod

@@ -33,7 +33,7 @@ class Plan:
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of coprep's loader."""
     imports_torch: bool = True
-    """Whether coprep's jobs import PyTorch. Jobs with PyTorch's loader always do."""
+    """``True`` if coprep's jobs import PyTorch. Jobs with PyTorch's loader always do."""
     linger_s: float = 0.0
     """Seconds from the last batch to `done`, with the loader still there."""
 

@@ -79,7 +79,7 @@ def run(plans: Sequence[Plan], folder: Path) -> Outcome:
     """Starts one job for each plan, lets all begin at the same time, and ends them when all are done.
 
     Args:
-        folder: a place for modules that datasets need.
+        folder: a folder for modules that datasets need.
     """
     with Children() as children:
         env = {**ONE_THREAD, "PYTHONPATH": str(folder)}
@@ -88,10 +88,10 @@ def run(plans: Sequence[Plan], folder: Path) -> Outcome:
         memory: SharedMemory | None = None
         children.callback(lambda: remove_torch_files(processes))
         if any(plan.loader == "coprep" for plan in plans):
-            coordinator, place = children.coordinator()
-            env |= place
+            coordinator, variables = children.coordinator()
+            env |= variables
             roots.append(coordinator.pid)
-            memory = SharedMemory(coordinator.pid, place["COPREP_SOCKET"])
+            memory = SharedMemory(coordinator.pid, variables["COPREP_SOCKET"])
         jobs = [
             children.module(f"job {number}", "tests.benchmarks.drop_in.job", [json.dumps(plan.as_json())], env)
             for number, plan in enumerate(plans, 1)

@@ -1,18 +1,9 @@
-"""Presents the results: tables on the terminal, and the page for the documentation.
-
-usage: python -m tests.benchmarks.gpu.report [FILE.json] [--out docs/results]
-
-Without a file it writes the page of a benchmark that nobody has run yet.
-"""
+"""Presents the results: tables on the terminal, and the page for the documentation."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.gpu.plan import JOBS, MODES
@@ -22,7 +13,6 @@ from tests.benchmarks.loaders.report import number
 from tests.benchmarks.loaders.tables import Section, Table, TablesPage, bars_table, tables_of
 from tools.demo import screen
 
-DOCS = Path(__file__).parents[3] / "docs" / "results"
 NOT_MEASURED: dict[str, Any] = {"rows": [], "latency": [], "native": {}, "conditions": {}, "left_out": []}
 
 
@@ -207,21 +197,3 @@ def spread(values: Spread | None, digits: int) -> str:
 
 def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f} %"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="write the page of complete tables, docs/results/tables/gpu.md")
-    parser.add_argument("report", type=Path, nargs="?", help="the file that the benchmark wrote")
-    parser.add_argument("--out", type=Path, default=DOCS, help="the folder of pages (default: docs/results)")
-    args = parser.parse_args()
-    report = json.loads(args.report.read_text()) if args.report else NOT_MEASURED
-    try:
-        print(page(report).write(args.out))
-    except NoResults as error:
-        print(f"no page is written: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

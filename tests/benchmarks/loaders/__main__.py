@@ -77,9 +77,9 @@ def run_all(options: Options) -> dict[Case, list[Run]]:
             run = measure(setup, jobs, options.data, options.seconds, options.limit)
             runs[setup, jobs].append(run)
             what = "" if setup.loader == "limit" else f", {jobs} job{'s' * (jobs > 1)}"
-            place = f"{number}/{options.repeat * len(cases)}"
+            progress = f"{number}/{options.repeat * len(cases)}"
             print(
-                f"[{place} {time.monotonic() - began:5.0f} s] {setup.label}{what}:"
+                f"[{progress} {time.monotonic() - began:5.0f} s] {setup.label}{what}:"
                 f" {run.images_per_s:,.0f} {setup.samples}/s"
                 f" (others used {run.others_cores:.2f} cores)",
                 flush=True,

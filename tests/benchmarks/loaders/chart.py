@@ -36,7 +36,7 @@ class Line:
     colour: str
     points: Sequence[tuple[float, Spread]]
     across: bool = False
-    """Whether the value was measured once and holds for all x, so that it is drawn across the chart."""
+    """``True`` if the value was measured once and holds for all x, so that it is drawn across the chart."""
     dashed: bool = False
 
 
@@ -56,7 +56,7 @@ def whole(value: float) -> str:
 
 
 class Axes:
-    """Maps x and values to places on the drawing."""
+    """Maps x and values to points on the drawing."""
 
     def __init__(self, xs: Sequence[float], values: Sequence[float]) -> None:
         self.xs = sorted(set(xs))
@@ -114,8 +114,8 @@ def grid(axes: Axes, words: Words) -> str:
         parts.append(segment((LEFT, y), (WIDTH - RIGHT, y), "#e4e4e4"))
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{words.value(value)}</text>')
     for x in axes.xs:
-        place = f'x="{axes.x(x):.1f}" y="{HEIGHT - BOTTOM + 18}"'
-        parts.append(f'<text {place} text-anchor="middle">{words.tick(x)}</text>')
+        position = f'x="{axes.x(x):.1f}" y="{HEIGHT - BOTTOM + 18}"'
+        parts.append(f'<text {position} text-anchor="middle">{words.tick(x)}</text>')
     return "\n".join(parts)
 
 
@@ -126,9 +126,9 @@ def drawn(line: Line, axes: Axes) -> str:
         y = axes.y(line.points[0][1].median)
         parts.append(segment((LEFT, y), (WIDTH - RIGHT, y), line.colour, DASHES))
     style = f'stroke-width="2" {DASHES}' if line.dashed else 'stroke-width="2"'
-    places = [(axes.x(x), axes.y(spread.median)) for x, spread in line.points]
-    parts += [segment(one, next_one, line.colour, style) for one, next_one in pairwise(places)]
-    for (x, y), (_, spread) in zip(places, line.points, strict=True):
+    points = [(axes.x(x), axes.y(spread.median)) for x, spread in line.points]
+    parts += [segment(one, next_one, line.colour, style) for one, next_one in pairwise(points)]
+    for (x, y), (_, spread) in zip(points, line.points, strict=True):
         parts.append(segment((x, axes.y(spread.min)), (x, axes.y(spread.max)), line.colour))
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{line.colour}"/>')
     return "\n".join(parts)

@@ -54,7 +54,7 @@ class Setup:
     samples: Literal["images", "tensors"] = "images"
     """The kind of samples. Tensors come from a Python dataset that only indexes, which leaves the loader's own cost."""
     light: bool = False
-    """Whether an import string names the Python dataset, so that only the workers import PyTorch."""
+    """``True`` if an import string names the Python dataset, so that only the workers import PyTorch."""
 
     @property
     def label(self) -> str:
@@ -69,7 +69,7 @@ class Setup:
 
     @property
     def is_python(self) -> bool:
-        """Whether it loads the Python dataset, which is the same for all loaders that do."""
+        """``True`` if it loads the Python dataset, which is the same for all loaders that do."""
         return self.loader.endswith("-python")
 
     @property
@@ -137,8 +137,8 @@ class Fleet:
         children.callback(lambda: remove_torch_files(self.processes))
         self.heard: dict[str, dict[str, dict[str, Any]]] = {}
         if setup.is_coprep:
-            coordinator, place = children.coordinator(cache=cache_budget(setup))
-            self.env |= place
+            coordinator, variables = children.coordinator(cache=cache_budget(setup))
+            self.env |= variables
             self.roots.append(coordinator.pid)
         if setup.is_python:
             self.env[DATA_VARIABLE] = str(data.root)

@@ -29,7 +29,7 @@ from tests.benchmarks.loaders.measure import BATCH_SIZE, MIB, ONE_THREAD, Datase
 from tests.benchmarks.loaders.records import Spread
 from tests.benchmarks.slow_samples.features import Features
 from tests.benchmarks.slow_samples.running import READY_TIMEOUT_S, Progress, hear
-from tests.benchmarks.slow_samples.series import Moment, Phase, bytes_of, phases, samples_of
+from tests.benchmarks.slow_samples.series import Phase, PoolSnapshot, bytes_of, phases, samples_of
 from tools.demo.children import Child, ChildFailed, Children, coprep_command
 
 EVERY_S = 0.25
@@ -84,7 +84,7 @@ class Scenario:
         world = self.worlds[number]
         usual = first.reaches(bytes_of)
         if world.cpus:
-            usual *= world.cpus / first.moments[-1].cpus
+            usual *= world.cpus / first.snapshots[-1].cpus
         return min(usual, world.mib_per_s * MIB) if world.mib_per_s else usual
 
 
@@ -121,14 +121,14 @@ class Series:
     """One run of a scenario."""
 
     scenario: Scenario
-    moments: Sequence[Moment]
+    snapshots: Sequence[PoolSnapshot]
     turns: Sequence[float]
     """Moments at which the phases began."""
     others_cores: float
 
     @property
     def phases(self) -> list[Phase]:
-        return phases(self.moments, self.turns)
+        return phases(self.snapshots, self.turns)
 
     def allowed(self) -> list[float | None]:
         """Returns the allowed rate of each phase."""
@@ -194,7 +194,7 @@ def cpus_followed(number: int, runs: Sequence[Series]) -> Spread:
     found = []
     for run in runs:
         phase = run.phases[number]
-        there = run.scenario.worlds[number].cpus or run.moments[0].cpus
+        there = run.scenario.worlds[number].cpus or run.snapshots[0].cpus
         found.append(or_all(phase.cpus_s(there), phase))
     return Spread.of(found)
 
@@ -238,26 +238,26 @@ def one_run(scenario: Scenario, options: BalanceOptions) -> Series:
     with Children() as children:
         usual = scenario.usual.slowness.items()
         serve = list(chain.from_iterable((f"--storage-{name}", value) for name, value in usual))
-        coordinator, place = children.coordinator("0", serve)
+        coordinator, variables = children.coordinator("0", serve)
         arguments = [str(options.data.root), str(BATCH_SIZE), str(WARM_BATCHES * BATCH_SIZE), "off"]
         job = children.module(
-            "job", "tests.benchmarks.loaders.job_coprep", [*arguments, str(time.monotonic())], ONE_THREAD | place
+            "job", "tests.benchmarks.loaders.job_coprep", [*arguments, str(time.monotonic())], ONE_THREAD | variables
         )
         hear(job, "warm", READY_TIMEOUT_S)
         roots = [coordinator.pid, job.pid]
         before, began = CpuClock.read(roots), time.monotonic()
-        moments, turns = [], []
+        snapshots, turns = [], []
         for number, seconds in enumerate(QUICK_PHASES_S if options.quick else PHASES_S):
             # The coordinator starts in the world of the first phase.
             if number:
-                turn_to(scenario.worlds[number], coordinator, place)
+                turn_to(scenario.worlds[number], coordinator, variables)
             turned = time.monotonic()
             turns.append(turned - began)
-            for at, status in statuses(Path(place["COPREP_SOCKET"]), turned + seconds, [coordinator, job]):
-                moments.append(Moment.of(at - began, status))
+            for at, status in statuses(Path(variables["COPREP_SOCKET"]), turned + seconds, [coordinator, job]):
+                snapshots.append(PoolSnapshot.of(at - began, status))
         elapsed = time.monotonic() - began
         others = CpuClock.read(roots).others_since(before) / elapsed
-    return Series(scenario, moments, turns, others)
+    return Series(scenario, snapshots, turns, others)
 
 
 def statuses(socket: Path, until: float, children: Sequence[Child]) -> Iterator[tuple[float, dict[str, Any]]]:
@@ -275,11 +275,11 @@ def statuses(socket: Path, until: float, children: Sequence[Child]) -> Iterator[
         due += EVERY_S
 
 
-def turn_to(world: World, coordinator: Child, place: dict[str, str]) -> None:
+def turn_to(world: World, coordinator: Child, variables: dict[str, str]) -> None:
     """Gives the coordinator this world from now on."""
     options = chain.from_iterable((f"--{name}", value) for name, value in world.slowness.items())
     command = [str(coprep_command()), "throttle", *options]
-    subprocess.run(command, env={**os.environ, **place}, capture_output=True, check=True, timeout=30)
+    subprocess.run(command, env={**os.environ, **variables}, capture_output=True, check=True, timeout=30)
     usable = sorted(os.sched_getaffinity(0))
     keep_to(set(usable[: world.cpus]), coordinator.pid)
 

@@ -1,4 +1,4 @@
-"""Computes figures from arrivals: rates, gaps, repeated samples, and the places of slow samples. No clock, no I/O."""
+"""Computes figures from arrivals: rates, gaps, repeated samples, positions of slow samples. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Epoch:
     """One pass, as its batches arrived."""
 
     began: float
-    """Moment at which the first sample was begun or, if that is not known, the first batch was requested."""
+    """PoolSnapshot at which the first sample was begun or, if that is not known, the first batch was requested."""
     arrivals: Sequence[float]
     batches: Sequence[Sequence[int]]
     digest: str = ""
@@ -97,8 +97,8 @@ def astray(epoch: Epoch, samples: int) -> int:
 
 
 def mean_rank(epoch: Epoch, of: Collection[int]) -> float | None:
-    """Returns the mean place of these samples in the epoch: 0 at its start, 1 at its end."""
-    ranks = [place for place, sample in enumerate(epoch.ids) if sample in of]
+    """Returns the mean position of these samples in the epoch: 0 at its start, 1 at its end."""
+    ranks = [rank for rank, sample in enumerate(epoch.ids) if sample in of]
     return statistics.fmean(ranks) / (len(epoch.ids) - 1) if ranks else None
 
 
@@ -113,13 +113,16 @@ def share_at_end(epoch: Epoch, of: Collection[int]) -> float | None:
 
 
 def distances(delivered: Sequence[int], drawn: Sequence[int], batch_size: int) -> list[int]:
-    """Returns how far each sample lies from its drawn place, in batches."""
-    place = {sample: number // batch_size for number, sample in enumerate(drawn)}
-    return [abs(number // batch_size - place[sample]) for number, sample in enumerate(delivered)]
+    """Returns how far each sample lies from its position in the draw, in batches."""
+    drawn_for = {sample: number // batch_size for number, sample in enumerate(drawn)}
+    return [abs(number // batch_size - drawn_for[sample]) for number, sample in enumerate(delivered)]
 
 
 def is_same_draw(delivered: Sequence[int], drawn: Sequence[int], batch_size: int) -> bool:
-    """Returns whether half of all samples lie near their drawn place. In another draw, half lie 0.29 epochs away."""
+    """Returns whether half of all samples lie near their position in the draw.
+
+    In another draw, half of them lie 0.29 epochs away.
+    """
     if sorted(delivered) != sorted(drawn):
         return False
     return statistics.median(distances(delivered, drawn, batch_size)) <= len(drawn) / batch_size / 8

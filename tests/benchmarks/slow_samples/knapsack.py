@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 HALVINGS = 20
-"""How often the range of weights is halved."""
+"""Number of times that the range of weights is halved."""
 
 
 class Item(NamedTuple):

@@ -275,7 +275,10 @@ def one_turn(
 
 
 def farthest(epochs: Sequence[Epoch], drawn: Sequence[Sequence[int]]) -> int | None:
-    """Returns the largest distance of a sample from its drawn place, in batches, or `None` without a known draw."""
+    """Returns the largest distance of a sample from its position in the draw, in batches.
+
+    Returns `None` without a known draw.
+    """
     if len(drawn) != len(epochs):
         return None
     return max(

@@ -78,7 +78,7 @@ class Switch:
     off: Mapping[str, str]
     """Environment of the coordinator that switches it off. The side where it is on has none of these."""
     is_on: Callable[[Outcome], bool]
-    """Whether it was on, by the coordinator's status when the work is done."""
+    """``True`` if it was on, by the coordinator's status when the work is done."""
     meanwhile: Callable[[], AbstractContextManager[Sequence[str]]] = lambda: contextlib.nullcontext(())
     """Runs during the work of the side where it is on, and gives options of `coprep serve`."""
 
@@ -112,7 +112,7 @@ class PairRecord:
     """Ratio of the CPU seconds of all processes."""
     pairs: int
     switched: bool
-    """Whether it was on for one side only. If not, differences are chance."""
+    """``True`` if it was on for one side only. If not, differences are chance."""
 
     @property
     def slower_percent(self) -> float:

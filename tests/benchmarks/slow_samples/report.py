@@ -34,7 +34,7 @@ from tests.benchmarks.slow_samples.forms import AUTO, DECODED, ENCODED, FormsRes
 from tests.benchmarks.slow_samples.order import WORKERS, GapRecord, OrderRecord, OrderResults
 from tests.benchmarks.slow_samples.overhead import OverheadRecord
 from tests.benchmarks.slow_samples.pairs import PairRecord
-from tests.benchmarks.slow_samples.series import Moment
+from tests.benchmarks.slow_samples.series import PoolSnapshot
 from tests.benchmarks.slow_samples.timeline import Part, draw_timeline
 from tests.benchmarks.slow_samples.watch import WatchRecord, WatchResults
 from tools.demo import screen
@@ -419,17 +419,17 @@ def balance_charts(results: BalanceResults) -> dict[str, str]:
 
 
 def balance_series(results: BalanceResults) -> dict[str, str]:
-    """Returns every moment of every repetition, one file for each scenario, by file name."""
+    """Returns every snapshot of every repetition, one file for each scenario, by file name."""
     return {f"balance-{scenario}.csv": series_csv(runs) for scenario, runs in results.runs.items()}
 
 
 def series_csv(runs: Sequence[Series]) -> str:
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["repetition", "phase", *(column.name for column in fields(Moment))])
+    rows.writerow(["repetition", "phase", *(column.name for column in fields(PoolSnapshot))])
     for repetition, run in enumerate(runs, 1):
-        for place, phase in enumerate(run.phases, 1):
-            rows.writerows([repetition, place, *moment.row()] for moment in phase.moments)
+        for count, phase in enumerate(run.phases, 1):
+            rows.writerows([repetition, count, *snapshot.row()] for snapshot in phase.snapshots)
     return text.getvalue()
 
 

@@ -72,8 +72,8 @@ def run(job: Job, coordinator: Coordinator | None = None) -> Outcome:
         roots, processes = [], list[int]()
         children.callback(lambda: remove_torch_files(processes))
         if coordinator:
-            child, place = children.coordinator(coordinator.cache, coordinator.options)
-            env |= place
+            child, variables = children.coordinator(coordinator.cache, coordinator.options)
+            env |= variables
             roots.append(child.pid)
         child = children.module("job", job.module, job.arguments, env)
         roots.append(child.pid)

@@ -16,7 +16,7 @@ STAYS_S = 3.0
 
 
 @dataclass(frozen=True)
-class Moment:
+class PoolSnapshot:
     """The state of the pool, by `coprep status`."""
 
     at: float
@@ -33,7 +33,7 @@ class Moment:
     """Bytes read for them so far."""
 
     @classmethod
-    def of(cls, at: float, status: dict[str, Any]) -> Moment:
+    def of(cls, at: float, status: dict[str, Any]) -> PoolSnapshot:
         """Returns the state of a coordinator with one stream."""
         pool = status["pool"]
         (stream,) = status["streams"]
@@ -44,16 +44,16 @@ class Moment:
         return list(asdict(self).values())
 
 
-Count = Callable[[Moment], int]
+Count = Callable[[PoolSnapshot], int]
 """Reads a value that only grows."""
 
 
-def samples_of(moment: Moment) -> int:
-    return moment.prepared
+def samples_of(snapshot: PoolSnapshot) -> int:
+    return snapshot.prepared
 
 
-def bytes_of(moment: Moment) -> int:
-    return moment.fetched_bytes
+def bytes_of(snapshot: PoolSnapshot) -> int:
+    return snapshot.fetched_bytes
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class Phase:
     """The time from one turn to the next."""
 
     turn: float
-    moments: Sequence[Moment]
+    snapshots: Sequence[PoolSnapshot]
     """The states of this phase; the first one is just after the turn."""
 
     @property
     def seconds(self) -> float:
-        return self.moments[-1].at - self.turn
+        return self.snapshots[-1].at - self.turn
 
     @property
-    def last_third(self) -> Sequence[Moment]:
-        begin = self.moments[-1].at - (self.moments[-1].at - self.moments[0].at) / 3
-        return [moment for moment in self.moments if moment.at >= begin]
+    def last_third(self) -> Sequence[PoolSnapshot]:
+        begin = self.snapshots[-1].at - (self.snapshots[-1].at - self.snapshots[0].at) / 3
+        return [snapshot for snapshot in self.snapshots if snapshot.at >= begin]
 
     def reaches(self, count: Count) -> float:
         """Returns the rate per second in its last third."""
@@ -80,7 +80,7 @@ class Phase:
     @property
     def threads(self) -> float:
         """Returns the median number of threads in its last third."""
-        return statistics.median(moment.threads for moment in self.last_third)
+        return statistics.median(snapshot.threads for snapshot in self.last_third)
 
     def settled_s(self) -> float | None:
         """Returns the seconds from the turn until the rate stays near that of the phase, or `None` if it never does."""
@@ -99,41 +99,41 @@ class Phase:
     def near(self) -> list[tuple[float, bool]]:
         """Returns the start of each window, with whether its rate is near the one that the phase reaches."""
         reaches = self.reaches(bytes_of)
-        return [(at, abs(value - reaches) <= NEAR * reaches) for at, value in windows(self.moments)]
+        return [(at, abs(value - reaches) <= NEAR * reaches) for at, value in windows(self.snapshots)]
 
     def cpus_s(self, cpus: int) -> float | None:
         """Returns the seconds from the turn until the pool counts on this many processors, or `None` if it never
         does.
         """
-        return next((moment.at - self.turn for moment in self.moments if moment.cpus == cpus), None)
+        return next((snapshot.at - self.turn for snapshot in self.snapshots if snapshot.cpus == cpus), None)
 
 
-def phases(moments: Sequence[Moment], turns: Sequence[float]) -> list[Phase]:
+def phases(snapshots: Sequence[PoolSnapshot], turns: Sequence[float]) -> list[Phase]:
     """Returns a phase for each turn. The first turn is the start of the series."""
     ends = [*turns[1:], float("inf")]
     return [
-        Phase(turn, [moment for moment in moments if turn <= moment.at < end])
+        Phase(turn, [snapshot for snapshot in snapshots if turn <= snapshot.at < end])
         for turn, end in zip(turns, ends, strict=True)
     ]
 
 
-def rate(moments: Sequence[Moment], count: Count) -> float:
-    """Returns the rate per second from the first to the last of these moments."""
-    first, last = moments[0], moments[-1]
+def rate(snapshots: Sequence[PoolSnapshot], count: Count) -> float:
+    """Returns the rate per second from the first to the last of these snapshots."""
+    first, last = snapshots[0], snapshots[-1]
     return (count(last) - count(first)) / (last.at - first.at)
 
 
-def windows(moments: Sequence[Moment]) -> list[tuple[float, float]]:
-    """Returns the bytes per second from each moment to the first one that is `WINDOW_S` later, as far as there is one.
+def windows(snapshots: Sequence[PoolSnapshot]) -> list[tuple[float, float]]:
+    """Returns the bytes per second from each snapshot to the first one that is `WINDOW_S` later, if there is one.
 
     Each window looks ahead, so the windows of a phase contain nothing of the phase before.
     """
     found = []
     end = 0
-    for number, moment in enumerate(moments):
-        while end < len(moments) and moments[end].at < moment.at + WINDOW_S:
+    for number, snapshot in enumerate(snapshots):
+        while end < len(snapshots) and snapshots[end].at < snapshot.at + WINDOW_S:
             end += 1
-        if end == len(moments):
+        if end == len(snapshots):
             break
-        found.append((moment.at, rate((moments[number], moments[end]), bytes_of)))
+        found.append((snapshot.at, rate((snapshots[number], snapshots[end]), bytes_of)))
     return found

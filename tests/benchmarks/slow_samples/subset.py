@@ -29,10 +29,10 @@ def part_of(data: Dataset, count: int, folder: Path) -> Dataset:
 def repeated(data: Dataset, times: int, folder: Path) -> Dataset:
     """Makes an image folder in which each file of `data` is linked this many times."""
     for path in data.files:
-        place = folder / path.relative_to(data.root).parent
-        place.mkdir(parents=True, exist_ok=True)
+        target = folder / path.relative_to(data.root).parent
+        target.mkdir(parents=True, exist_ok=True)
         for number in range(times):
-            (place / f"{number}-{path.name}").symlink_to(path)
+            (target / f"{number}-{path.name}").symlink_to(path)
     return Dataset.find(folder)
 
 

@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 
 from tests.benchmarks.loaders.chart import DASHES, Point, segment
 from tests.benchmarks.loaders.measure import MIB
-from tests.benchmarks.slow_samples.series import WINDOW_S, Moment, Phase, windows
+from tests.benchmarks.slow_samples.series import WINDOW_S, Phase, PoolSnapshot, windows
 
 WIDTH = 790
 LEFT, RIGHT = 70, 150
@@ -33,7 +33,7 @@ class Part:
     @property
     def rates(self) -> list[tuple[float, float]]:
         """Returns MiB per second, each at the middle of its window, which lies within the phase."""
-        return [(at + WINDOW_S / 2, value / MIB) for at, value in windows(self.phase.moments)]
+        return [(at + WINDOW_S / 2, value / MIB) for at, value in windows(self.phase.snapshots)]
 
     @property
     def limit(self) -> float | None:
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Panel:
-    """Maps seconds and values to places on the drawing. Values start at zero."""
+    """Maps seconds and values to points on the drawing. Values start at zero."""
 
     top: float
     until: float
@@ -56,14 +56,14 @@ class Panel:
     def x(self, at: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * at / self.until
 
-    def place(self, at: float, value: float) -> Point:
+    def point(self, at: float, value: float) -> Point:
         return self.x(at), self.bottom - HEIGHT * value / self.high
 
 
 def draw_timeline(parts: Sequence[Part], title: str) -> str:
-    moments = [moment for part in parts for moment in part.phase.moments]
-    until = moments[-1].at
-    most = max(max(moment.fetching + moment.preparing, moment.threads) for moment in moments)
+    snapshots = [snapshot for part in parts for snapshot in part.phase.snapshots]
+    until = snapshots[-1].at
+    most = max(max(snapshot.fetching + snapshot.preparing, snapshot.threads) for snapshot in snapshots)
     highest = max(value for part in parts for value in [part.limit or 0.0, *(each for _, each in part.rates)])
     above = Panel(TOP, until, rounded_up(most))
     below = Panel(TOP + HEIGHT + GAP, until, rounded_up(highest))
@@ -72,7 +72,7 @@ def draw_timeline(parts: Sequence[Part], title: str) -> str:
         f'<rect width="{WIDTH}" height="{height:g}" fill="white"/>',
         text((LEFT, 18), title, 'font-size="13"'),
         *grid(above),
-        *areas(moments, above),
+        *areas(snapshots, above),
         *grid(below),
         *rate_lines(parts, below),
         *turns(parts, above, below),
@@ -84,16 +84,16 @@ def draw_timeline(parts: Sequence[Part], title: str) -> str:
     return "\n".join([f'{head} font-family="sans-serif" font-size="12">', *body, "</svg>"]) + "\n"
 
 
-def areas(moments: Sequence[Moment], panel: Panel) -> list[str]:
+def areas(snapshots: Sequence[PoolSnapshot], panel: Panel) -> list[str]:
     """Draws the preparing threads, stacked on them the fetching threads, and the number of threads as a line."""
-    times = [moment.at for moment in moments]
-    nothing, preparing = [0.0] * len(moments), [float(moment.preparing) for moment in moments]
-    both = [float(moment.preparing + moment.fetching) for moment in moments]
+    times = [snapshot.at for snapshot in snapshots]
+    nothing, preparing = [0.0] * len(snapshots), [float(snapshot.preparing) for snapshot in snapshots]
+    both = [float(snapshot.preparing + snapshot.fetching) for snapshot in snapshots]
     found = []
     for low, high, colour in ((nothing, preparing, PREPARING), (preparing, both, FETCHING)):
         edge = chain(zip(times, high, strict=True), reversed(list(zip(times, low, strict=True))))
         found.append(f'<polygon points="{points(edge, panel)}" fill="{colour}"/>')
-    steps = [(at, moment.threads) for moment, after in pairwise(moments) for at in (moment.at, after.at)]
+    steps = [(at, snapshot.threads) for snapshot, after in pairwise(snapshots) for at in (snapshot.at, after.at)]
     return [*found, polyline(points(steps, panel), THREADS)]
 
 
@@ -103,8 +103,8 @@ def rate_lines(parts: Sequence[Part], panel: Panel) -> list[str]:
     for part, end in zip(parts, ends, strict=True):
         found.append(polyline(points(part.rates, panel), RATE))
         if part.limit is not None:
-            places = panel.place(part.phase.turn, part.limit), panel.place(end, part.limit)
-            found.append(segment(*places, ALLOWED, DASHES))
+            line = panel.point(part.phase.turn, part.limit), panel.point(end, part.limit)
+            found.append(segment(*line, ALLOWED, DASHES))
     return found
 
 
@@ -122,7 +122,7 @@ def grid(panel: Panel) -> list[str]:
     found = []
     step = panel.high / TICKS
     for value in (number * step for number in range(TICKS + 1)):
-        (left, y), (right, _) = panel.place(0, value), panel.place(panel.until, value)
+        (left, y), (right, _) = panel.point(0, value), panel.point(panel.until, value)
         found.append(segment((left, y), (right, y), "#e4e4e4"))
         found.append(text((LEFT - 8, y + 4), f"{value:,g}", 'text-anchor="end"'))
     return found
@@ -151,14 +151,14 @@ def rounded_up(value: float) -> float:
 
 
 def points(values: Iterable[Point], panel: Panel) -> str:
-    places = (panel.place(at, value) for at, value in values)
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    points = (panel.point(at, value) for at, value in values)
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def polyline(places: str, colour: str) -> str:
-    return f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+def polyline(points: str, colour: str) -> str:
+    return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
 
 
-def text(place: Point, words: str, style: str = "") -> str:
-    x, y = place
+def text(point: Point, words: str, style: str = "") -> str:
+    x, y = point
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{words}</text>'

@@ -78,10 +78,10 @@ def answer_cpu_s(data: Dataset) -> float:
     with Children() as children:
         port = free_port()
         serve = [f"--metrics=127.0.0.1:{port}"]
-        coordinator, place = children.coordinator(cache_budget(Setup("coprep", "decoded")), serve)
+        coordinator, variables = children.coordinator(cache_budget(Setup("coprep", "decoded")), serve)
         options = json.dumps({"cache": "decoded"})
         job = children.module(
-            "job", "tests.benchmarks.slow_samples.job_native", [str(data.root), options, "1"], ONE_THREAD | place
+            "job", "tests.benchmarks.slow_samples.job_native", [str(data.root), options, "1"], ONE_THREAD | variables
         )
         hear(job, "ready", READY_TIMEOUT_S)
         job.tell("go")

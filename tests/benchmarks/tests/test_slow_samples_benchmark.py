@@ -27,7 +27,7 @@ from tests.benchmarks.slow_samples.delivery import (
 from tests.benchmarks.slow_samples.forms import WORKERS, Costs, optimum
 from tests.benchmarks.slow_samples.knapsack import Item, choose, fastest
 from tests.benchmarks.slow_samples.order import Run, left_by
-from tests.benchmarks.slow_samples.series import WINDOW_S, Moment, Phase, bytes_of, phases, samples_of
+from tests.benchmarks.slow_samples.series import WINDOW_S, Phase, PoolSnapshot, bytes_of, phases, samples_of
 from tests.benchmarks.slow_samples.timeline import Part, draw_timeline
 
 
@@ -228,23 +228,23 @@ def test_a_draw_is_told_from_another_one() -> None:
     assert not is_same_draw(drawn[:-1], drawn, 10)
 
 
-def pool_at(at: float, samples: float, threads: int = 4, cpus: int = 2) -> Moment:
+def pool_at(at: float, samples: float, threads: int = 4, cpus: int = 2) -> PoolSnapshot:
     """Returns the state of a pool with samples of 100,000 bytes."""
-    return Moment(at, cpus, threads, threads - cpus, cpus, 50, 3, round(samples), round(samples) * 100_000)
+    return PoolSnapshot(at, cpus, threads, threads - cpus, cpus, 50, 3, round(samples), round(samples) * 100_000)
 
 
-def run_of(rate_at: Callable[[float], float], seconds: float, **others: int) -> list[Moment]:
-    """Returns four moments a second of a pool that prepares samples at this rate."""
-    samples, moments = 0.0, []
+def run_of(rate_at: Callable[[float], float], seconds: float, **others: int) -> list[PoolSnapshot]:
+    """Returns four snapshots a second of a pool that prepares samples at this rate."""
+    samples, snapshots = 0.0, []
     for number in range(int(4 * seconds) + 1):
-        moments.append(pool_at(number / 4, samples, **others))
+        snapshots.append(pool_at(number / 4, samples, **others))
         samples += rate_at(number / 4) / 4
-    return moments
+    return snapshots
 
 
 def test_phases_part_at_the_turns_and_their_windows_do_not_look_back() -> None:
     first, second = phases(run_of(lambda at: 1000 if at < 5 else 100, 15), [0.0, 5.0])
-    assert [len(phase.moments) for phase in (first, second)] == [20, 41]
+    assert [len(phase.snapshots) for phase in (first, second)] == [20, 41]
     assert (first.reaches(samples_of), second.reaches(samples_of)) == (1000, 100)
     assert second.reaches(bytes_of) == 100 * 100_000
     assert (first.settled_s(), second.settled_s()) == (0, 0)
@@ -276,15 +276,15 @@ def test_what_changes_to_the_end_never_settles() -> None:
 
 
 def test_the_pool_follows_processors_when_it_first_counts_on_as_many() -> None:
-    moments = [*run_of(lambda _: 100, 2), pool_at(2.5, 250, cpus=1), pool_at(2.75, 275, cpus=1)]
-    (_, phase) = phases(moments, [0.0, 1.0])
+    snapshots = [*run_of(lambda _: 100, 2), pool_at(2.5, 250, cpus=1), pool_at(2.75, 275, cpus=1)]
+    (_, phase) = phases(snapshots, [0.0, 1.0])
     assert (phase.cpus_s(1), phase.cpus_s(2), phase.cpus_s(3)) == (1.5, 0.0, None)
 
 
 def series(scenario: str, poor_rate: float) -> Series:
     """Returns a series of 1,000 samples a second, then `poor_rate` between 10 and 30 s, then 1,000 again."""
-    moments = run_of(lambda at: poor_rate if 10 <= at < 30 else 1000, 40)
-    return Series(SCENARIOS[scenario], moments, [0.0, 10.0, 30.0], 0.0)
+    snapshots = run_of(lambda at: poor_rate if 10 <= at < 30 else 1000, 40)
+    return Series(SCENARIOS[scenario], snapshots, [0.0, 10.0, 30.0], 0.0)
 
 
 def test_what_a_phase_reaches_is_held_against_what_its_world_allows() -> None:

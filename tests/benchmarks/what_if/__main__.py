@@ -190,16 +190,18 @@ def measure(data: Dataset, setting: Setting, epoch_s: float) -> tuple[float, Seq
         options["cache_bytes"] = setting.cache
     serve = [f"--cpus={setting.cpus}", *([f"--storage-rate={setting.storage}"] if setting.storage else [])]
     # Jobs that share nothing have a coordinator each.
-    places = 1 if setting.shared else setting.jobs
+    coordinator_count = 1 if setting.shared else setting.jobs
     if setting.code:
         module, *arguments = setting.code.command(setting.step_ms, str(epochs))
     else:
         module = "tests.benchmarks.what_if.job"
         arguments = [str(data.root), json.dumps(options), str(epochs), str(setting.step_ms / 1e3)]
     with Children() as children:
-        coordinators = [children.coordinator(str(2 * setting.cache), serve, f"coordinator-{n}") for n in range(places)]
+        coordinators = [
+            children.coordinator(str(2 * setting.cache), serve, f"coordinator-{n}") for n in range(coordinator_count)
+        ]
         jobs = [
-            children.module(f"job {n}", module, arguments, {**ONE_THREAD, **coordinators[n % places][1]})
+            children.module(f"job {n}", module, arguments, {**ONE_THREAD, **coordinators[n % coordinator_count][1]})
             for n in range(setting.jobs)
         ]
         for job in jobs:

@@ -27,8 +27,9 @@ from tests.chaos.checks import (
     parse,
     read_rank,
 )
+from tests.chaos.draw import draw
 from tests.chaos.history import Result
-from tests.chaos.plan import At, Data, Fault, Job, Plan, Point, draw, features, loads
+from tests.chaos.plan import At, Data, Fault, Job, Plan, Point, features, loads
 
 ROUND = (21, 43, 44, 48, 51, 71, 88, 120, 126, 150, 158, 189)
 """Seeds of the short round. They cover each kind of dataset, several ranks, and kills of every process."""

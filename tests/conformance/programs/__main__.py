@@ -7,8 +7,9 @@ interpreter of this command; with coprep it is followed by `-m coprep run`. `{ou
 and its working directory. Batches are recorded and compared. With `--times` they are not, to time the programs alone.
 
 Passes in the order of the dataset must be equal bit for bit. Passes in random order must have the same number of
-batches, of the same sizes, and the same labels; the programs' data has a different label for each sample. Where
-`drop_last` leaves some out at random, no label may come twice. Files are compared too if `--equal NAME` names them.
+batches, of the same sizes, and the same labels; the programs' data has a different label for each sample. Where mixup
+blends the labels, their shares must add up to the same. Where `drop_last` leaves some out at random, no label may come
+twice. Files are compared too if `--equal NAME` names them.
 
 With `--import-coprep` the program imports coprep itself, as the scripts in docs/examples do. It then runs as it is, and
 in its run with PyTorch `coprep.DataLoader` is PyTorch's loader.
@@ -40,14 +41,14 @@ LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class Program:
-    """A program, and what is done with its runs."""
+    """A program, and the treatment of its runs."""
 
     words: Sequence[str]
     """The words of its command."""
     imports_coprep: bool
-    """Whether it imports coprep's loader itself."""
+    """``True`` if it imports coprep's loader itself."""
     record: bool
-    """Whether its batches are recorded."""
+    """``True`` if its batches are recorded."""
     files: Sequence[str]
     """Files that it writes, which must be the same in all runs."""
 
@@ -126,8 +127,8 @@ def run(program: Program, loader: str, copies: int, folder: Path) -> Run:
     outs = [folder / f"copy-{number}" for number in range(copies)]
     for out in outs:
         out.mkdir(parents=True)
-    with coordinator(folder) as (place, watch):
-        env = {**os.environ, **place, "OMP_NUM_THREADS": "1", "PROGRAMS_LOADER": loader}
+    with coordinator(folder) as (variables, watch):
+        env = {**os.environ, **variables, "OMP_NUM_THREADS": "1", "PROGRAMS_LOADER": loader}
         if program.imports_coprep:
             env["PROGRAMS_IMPORT_COPREP"] = "1"
         began = time.monotonic()
@@ -185,14 +186,25 @@ def pass_differences(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping
     return found
 
 
-def labels(ranks: Sequence[Mapping[str, Any]]) -> list[int] | Counter[str]:
+def labels(ranks: Sequence[Mapping[str, Any]]) -> Sequence[float] | Mapping[str, float]:
     """Returns the value that two random passes share: the count of each label over all ranks, or only the counts if
     some are left out.
     """
     ids = [label for one in ranks for label in one["ids"]]
-    counts = Counter(map(str, ids))
+    are_mixed = bool(ids) and isinstance(ids[0], list)
+    counts: Mapping[str, float] = mixed_counts(ids) if are_mixed else Counter(map(str, ids))
     # The choice of samples that `drop_last` leaves out is random too.
     return counts if len(ids) == ranks[0]["samples"] else sorted(counts.values())
+
+
+def mixed_counts(shares: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Returns the count of each label in a pass whose samples are mixed, each with its share of every label.
+
+    Mixup and cutmix blend each sample of a batch with another one of it, with the same weight for all. So the shares of
+    a label still add up to the number of its samples, apart from rounding.
+    """
+    totals = (round(sum(column), 3) for column in zip(*shares, strict=True))
+    return {str(label): total for label, total in enumerate(totals) if total}
 
 
 def describe(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -203,8 +215,8 @@ def describe(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 def kind(one: Mapping[str, Any]) -> str:
     """Returns a description of a pass: the loader that made it, its order, and its length."""
-    maker = "shared" if one["shared"] else "own"
-    return f"{maker} {one['order']} of {len(one['sizes'])} batches, {len(one['ids'])} samples"
+    loader = "shared" if one["shared"] else "own"
+    return f"{loader} {one['order']} of {len(one['sizes'])} batches, {len(one['ids'])} samples"
 
 
 def shared_samples(folder: Path) -> int:

@@ -27,12 +27,12 @@ def run(*arguments: object, code: int, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["a/b", "", "x" * 112, "ö"])
-def test_serve_refuses_a_name_that_no_cache_can_have(name: str, place: Path) -> None:
+def test_serve_refuses_a_name_that_no_cache_can_have(name: str, socket_path: Path) -> None:
     assert "1 to 111 letters" in run("serve", "--cache-name", name, code=2)
-    assert not place.exists()
+    assert not socket_path.exists()
 
 
-def test_a_wrong_variable_is_named_in_the_error(place: Path) -> None:
+def test_a_wrong_variable_is_named_in_the_error(socket_path: Path) -> None:
     said = run("serve", code=2, COPREP_CACHE="abc")
     assert "COPREP_CACHE" in said and "'abc'" in said and "--cache <" not in said
     said = run("serve", "--cache", "abc", code=2, COPREP_CACHE="1G")
@@ -42,13 +42,15 @@ def test_a_wrong_variable_is_named_in_the_error(place: Path) -> None:
     assert "COPREP_COSTS" in run("serve", code=2, COPREP_COSTS="perhaps")
 
 
-def test_a_job_is_told_which_variable_is_wrong(folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_told_which_variable_is_wrong(
+    folder: Path, socket_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COPREP_CACHE", "abc")
     with pytest.raises(coprep.CoprepError, match="COPREP_CACHE"):
         len(coprep.ImageFolder(folder).decode())
 
 
-def test_switches_are_on_or_off(place: Path) -> None:
+def test_switches_are_on_or_off(socket_path: Path) -> None:
     said = " ".join(run("serve", "--help", code=0).split())
     assert "--costs <COSTS>" in said and "possible values: on, off" in said
     assert "true" not in said
@@ -56,15 +58,15 @@ def test_switches_are_on_or_off(place: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["off", "false", "0", "no"])
-def test_a_switch_has_the_names_it_always_had(value: str, place: Path) -> None:
+def test_a_switch_has_the_names_it_always_had(value: str, socket_path: Path) -> None:
     # The switch is accepted, and the next mistake is reported.
     assert "--cache" in run("serve", "--costs", value, "--cache", "plenty", code=2)
 
 
-def test_more_cache_than_memory_is_warned_of(place: Path) -> None:
+def test_more_cache_than_memory_is_warned_of(socket_path: Path) -> None:
     serve = subprocess.Popen(["coprep", "serve", "--cache", "10000G"], stderr=subprocess.PIPE, text=True)
     try:
-        until(place.exists, "the coordinator listens")
+        until(socket_path.exists, "the coordinator listens")
         findings = {f["check"]: f for f in json.loads(run("doctor", "--json", code=0))}
         assert findings["caches"]["level"] == "warning" and "9.8 TiB" in findings["caches"]["found"]
         run("stop", code=0)
@@ -79,7 +81,7 @@ def test_more_cache_than_memory_is_warned_of(place: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_a_command_whose_reader_has_ended_ends_without_a_word(options: tuple[str, ...], place: Path) -> None:
+def test_a_command_whose_reader_has_ended_ends_without_a_word(options: tuple[str, ...], socket_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

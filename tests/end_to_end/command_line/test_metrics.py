@@ -33,13 +33,13 @@ Serve = Callable[..., Coordinator]
 
 
 @pytest.fixture
-def serve(place: Path, tmp_path: Path) -> Iterator[Serve]:
+def serve(socket_path: Path, tmp_path: Path) -> Iterator[Serve]:
     """Starts coordinators one after the other, with metrics unless other arguments are given."""
     begun: list[Coordinator] = []
 
     def serve(*arguments: str) -> Coordinator:
         arguments = arguments or ("--metrics", "127.0.0.1:0")
-        begun.append(Coordinator(place, tmp_path / f"log{len(begun)}", *arguments))
+        begun.append(Coordinator(socket_path, tmp_path / f"log{len(begun)}", *arguments))
         return begun[-1]
 
     yield serve
@@ -314,33 +314,33 @@ def test_without_being_asked_for_there_is_nothing(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:9400", "[::]:0", "192.0.2.1:9400"])
-def test_only_this_machine_is_served(place: Path, address: str) -> None:
+def test_only_this_machine_is_served(socket_path: Path, address: str) -> None:
     refused = subprocess.run(["coprep", "serve", "--metrics", address], capture_output=True, text=True, timeout=WAIT)
     assert refused.returncode == 2
     assert address in refused.stderr and "ssh -L" in refused.stderr and "proxy" in refused.stderr
-    assert not place.exists()
+    assert not socket_path.exists()
 
 
-def test_a_taken_port_is_one_clear_error(place: Path, pipeline: coprep.Pipeline, monkeypatch: Any) -> None:
+def test_a_taken_port_is_one_clear_error(socket_path: Path, pipeline: coprep.Pipeline, monkeypatch: Any) -> None:
     with sockets.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         command = ["coprep", "serve", "--metrics", address]
         refused = subprocess.run(command, capture_output=True, text=True, timeout=WAIT)
         assert refused.returncode == 1
         assert refused.stderr.count("\n") == 1 and address in refused.stderr and "choose another port" in refused.stderr
-        assert list(place.parent.iterdir()) == [], "the place is given up"
+        assert list(socket_path.parent.iterdir()) == [], "the socket is removed"
         monkeypatch.setenv("COPREP_METRICS", address)
         with pytest.raises(coprep.CoprepError, match=f"cannot serve metrics at {address}"):
             len(coprep.DataLoader(pipeline, batch_size=16))
 
 
 def test_a_coordinator_that_a_job_starts_has_metrics_too(
-    place: Path, pipeline: coprep.Pipeline, monkeypatch: pytest.MonkeyPatch
+    socket_path: Path, pipeline: coprep.Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COPREP_METRICS", "127.0.0.1:0")
     with coprep.DataLoader(pipeline, batch_size=16, framework="numpy") as train:
         assert len(list(train)) == len(train)
-        log = place.with_name(f"{place.name}.log").read_text()
+        log = socket_path.with_name(f"{socket_path.name}.log").read_text()
         found = re.search(r'url="?(http://127\.0\.0\.1:\d+/metrics)', log)
         assert found, log
         assert len(job_names(scrape(port_of(found[1])))) == 1
@@ -539,6 +539,6 @@ def test_a_sample_that_fails_is_in_the_log(tmp_path: Path, folder: Path, serve: 
     assert line["error"] and line["stream"] == 1 and "span" not in line
 
 
-def test_an_unknown_log_format_is_wrong_usage(place: Path) -> None:
+def test_an_unknown_log_format_is_wrong_usage(socket_path: Path) -> None:
     refused = subprocess.run(["coprep", "serve", "--log-format", "xml"], capture_output=True, text=True, timeout=WAIT)
     assert refused.returncode == 2 and "text" in refused.stderr and "json" in refused.stderr

@@ -30,9 +30,9 @@ def _coordinator(nothing_is_left: None) -> None:
 
 
 @contextlib.contextmanager
-def serve(place: Path, *options: str) -> Iterator[None]:
+def serve(socket_path: Path, *options: str) -> Iterator[None]:
     """Runs a coordinator with these options, so that the job does not start one."""
-    command = ["coprep", "--socket", str(place), "serve", *options]
+    command = ["coprep", "--socket", str(socket_path), "serve", *options]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         until(lambda: is_there(process.pid), "the coordinator is there")
@@ -76,22 +76,22 @@ def parts(loader: coprep.DataLoader) -> dict[str, float]:
     return {part: stats[part] / stats["wait_s"] for part in PARTS}
 
 
-def test_slow_storage_is_a_fetch_stall(folder: Path, place: Path) -> None:
-    with serve(place, "--storage-rate", "300K"), contextlib.closing(images(folder)) as loader:
+def test_slow_storage_is_a_fetch_stall(folder: Path, socket_path: Path) -> None:
+    with serve(socket_path, "--storage-rate", "300K"), contextlib.closing(images(folder)) as loader:
         take(loader, 12)
         assert parts(loader)["fetch_stall_s"] >= RIGHT
 
 
-def test_storage_that_is_far_away_is_a_fetch_stall(folder: Path, place: Path) -> None:
-    with serve(place, "--storage-latency", "200ms", "--cpus", "1"), contextlib.closing(images(folder)) as loader:
+def test_storage_that_is_far_away_is_a_fetch_stall(folder: Path, socket_path: Path) -> None:
+    with serve(socket_path, "--storage-latency", "200ms", "--cpus", "1"), contextlib.closing(images(folder)) as loader:
         take(loader, 4)
         assert parts(loader)["fetch_stall_s"] >= RIGHT
 
 
-def test_one_processor_with_heavy_operators_is_a_prep_stall(folder: Path, place: Path) -> None:
+def test_one_processor_with_heavy_operators_is_a_prep_stall(folder: Path, socket_path: Path) -> None:
     heavy = coprep.ImageFolder(folder).decode().resize(1200).random_resized_crop(64)
     with (
-        serve(place, "--cpus", "1"),
+        serve(socket_path, "--cpus", "1"),
         contextlib.closing(
             coprep.DataLoader(heavy, batch_size=16, shuffle=True, framework="numpy", cache="off")
         ) as loader,
@@ -156,8 +156,8 @@ def test_of_user_code_waiting_is_fetching_and_computing_is_preparing(dataset: An
         assert after[lacks] - before[lacks] >= 0.9 * (after["wait_s"] - before["wait_s"])
 
 
-def test_the_parts_add_up_to_what_a_clock_says(folder: Path, place: Path) -> None:
-    with serve(place, "--storage-rate", "500K"), contextlib.closing(images(folder)) as loader:
+def test_the_parts_add_up_to_what_a_clock_says(folder: Path, socket_path: Path) -> None:
+    with serve(socket_path, "--storage-rate", "500K"), contextlib.closing(images(folder)) as loader:
         iter(loader)
         # Another process may run between the two clocks.
         for attempt in range(3):
@@ -186,33 +186,33 @@ def test_a_stream_keeps_the_waits_of_jobs_that_have_left(folder: Path) -> None:
         assert sum(shown.values()) == pytest.approx(waited, rel=1e-6, abs=1e-4)
 
 
-def test_the_pool_follows_storage_that_turns_slow_and_back(folder: Path, place: Path) -> None:
-    with serve(place, "--cpus", "1"), contextlib.closing(images(folder)) as loader:
+def test_the_pool_follows_storage_that_turns_slow_and_back(folder: Path, socket_path: Path) -> None:
+    with serve(socket_path, "--cpus", "1"), contextlib.closing(images(folder)) as loader:
         stop = threading.Event()
         job = threading.Thread(target=lambda: [take(loader, 1) for _ in iter(stop.is_set, True)])
         job.start()
         try:
             until(lambda: pool()["fetched"] > 100, "it fetches")
             assert pool()["threads"] <= 2
-            throttle(place, "--latency", "30ms")
+            throttle(socket_path, "--latency", "30ms")
             # A read now takes much longer than preparing a sample, so several threads have to read at once.
             until(lambda: pool()["threads"] >= 8, "more threads fetch", 10)
-            throttle(place)
+            throttle(socket_path)
             until(lambda: pool()["threads"] <= 2, "one is enough again", 10)
         finally:
             stop.set()
             job.join()
 
 
-def throttle(place: Path, *options: str) -> None:
+def throttle(socket_path: Path, *options: str) -> None:
     subprocess.run(
-        ["coprep", "--socket", str(place), "throttle", *options], check=True, timeout=20, capture_output=True
+        ["coprep", "--socket", str(socket_path), "throttle", *options], check=True, timeout=20, capture_output=True
     )
 
 
-def test_no_more_processors_are_used_than_are_given(tmp_path: Path, place: Path) -> None:
+def test_no_more_processors_are_used_than_are_given(tmp_path: Path, socket_path: Path) -> None:
     many = make_folder(tmp_path / "many", 300)
-    with serve(place, "--cpus", "1", "--storage-latency", "20ms"), contextlib.closing(images(many)) as loader:
+    with serve(socket_path, "--cpus", "1", "--storage-latency", "20ms"), contextlib.closing(images(many)) as loader:
         stop = threading.Event()
         job = threading.Thread(target=lambda: [take(loader, 1) for _ in iter(stop.is_set, True)])
         job.start()
@@ -230,8 +230,8 @@ def test_no_more_processors_are_used_than_are_given(tmp_path: Path, place: Path)
             job.join()
 
 
-def test_minibatches_that_come_again_are_not_prepared(folder: Path, place: Path) -> None:
-    with serve(place, "--replay"), contextlib.closing(images(folder, with_index=True)) as loader:
+def test_minibatches_that_come_again_are_not_prepared(folder: Path, socket_path: Path) -> None:
+    with serve(socket_path, "--replay"), contextlib.closing(images(folder, with_index=True)) as loader:
         ids = [int(i) for _ in range(12) for batch in loader for i in batch[-1]]
         assert sorted(ids) == sorted(list(range(200)) * 12), "each sample's turn comes once an epoch"
         (shown,) = coprep.status()["streams"]

@@ -103,7 +103,7 @@ def test_keys_sort_and_select_and_a_new_size_is_filled(jobs: list[Job]) -> None:
 
 
 def test_a_coordinator_that_ends_is_waited_for(
-    jobs: list[Job], pipeline: coprep.Pipeline, start: Start, place: Path
+    jobs: list[Job], pipeline: coprep.Pipeline, start: Start, socket_path: Path
 ) -> None:
     with terminal(TOP) as top:
         top.until(lambda: bool(row(top, jobs[0])), "the job is shown")
@@ -166,7 +166,7 @@ def test_where_there_is_no_screen_there_is_one_look(jobs: list[Job]) -> None:
 
 
 def test_a_coordinator_that_is_not_there_yet_is_waited_for(
-    pipeline: coprep.Pipeline, start: Start, place: Path
+    pipeline: coprep.Pipeline, start: Start, socket_path: Path
 ) -> None:
     with terminal(TOP) as top:
         top.until(lambda: top.shows("no coordinator is running, waiting for one"), "it waits")
@@ -180,13 +180,13 @@ def test_a_coordinator_that_is_not_there_yet_is_waited_for(
         assert top.is_as_it_was()
 
 
-def test_without_a_coordinator_there_is_no_single_look(place: Path) -> None:
+def test_without_a_coordinator_there_is_no_single_look(socket_path: Path) -> None:
     done = run("coprep", "top", "--once")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("coprep: no coordinator is running")
 
 
-def test_worker_processes_are_among_those_at_work(start: Start, place: Path) -> None:
+def test_worker_processes_are_among_those_at_work(start: Start, socket_path: Path) -> None:
     # Each of two workers makes a sample in 20 ms, and uses no processor time for it.
     one = user_job(start, "Numbers(400, pause=0.02)", 1000, 0)
     go(one)

@@ -330,7 +330,7 @@ class Text:
         return dict(self.tok("a b c a"[: 1 + 2 * (i % 4)], truncation=True, max_length=3 + i % 2))
 
 
-def test_a_tokenizer_in_use_stays_in_its_stream(place: Path) -> None:
+def test_a_tokenizer_in_use_stays_in_its_stream(socket_path: Path) -> None:
     pytest.importorskip("torch")
     tok = tokenizer()
     from transformers import DataCollatorWithPadding

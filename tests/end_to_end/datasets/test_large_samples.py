@@ -32,7 +32,7 @@ LATE = {40: 3 * MB, 50: MB, 63: 2 * MB}
 
 
 @pytest.fixture(autouse=True)
-def staging(place: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def staging(socket_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes of staging that a stream may take."""
     monkeypatch.setenv("COPREP_STAGING", "16M")
     return 16 * MB
@@ -309,7 +309,7 @@ def test_a_sample_for_which_there_can_never_be_memory_is_one_clear_error(start: 
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs a mount namespace")
-def test_a_small_dev_shm_is_enough_for_large_samples(place: Path) -> None:
+def test_a_small_dev_shm_is_enough_for_large_samples(socket_path: Path) -> None:
     script = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
     options = "{'batch_size': 4, 'collate_fn': as_they_are}"
     training = [sys.executable, "-c", TRAIN, f"Uneven({N}, {LATE})", options, "2", "0"]

@@ -123,8 +123,8 @@ def test_arrays_and_tensors_lie_in_the_bytes() -> None:
     data = packed((np.arange(1000), torch.arange(1000.0), torch.ones(8).bfloat16()))
     start = np.frombuffer(data, np.uint8).ctypes.data
     array, tensor, half = unpack(data)
-    for place in (array.ctypes.data, tensor.data_ptr(), half.data_ptr()):
-        assert start < place < start + len(data) and (place - start) % 64 == 0
+    for address in (array.ctypes.data, tensor.data_ptr(), half.data_ptr()):
+        assert start < address < start + len(data) and (address - start) % 64 == 0
     array[:] = 7
     assert unpack(data)[0].tolist() == [7] * 1000
     array, tensor, _ = unpack(bytes(data))

@@ -71,7 +71,7 @@ def one_cache() -> dict[str, Any]:
 # The spelling of a path.
 
 
-def test_however_a_folder_is_named_its_jobs_share(spellings: list[str], place: Path) -> None:
+def test_however_a_folder_is_named_its_jobs_share(spellings: list[str], socket_path: Path) -> None:
     pipelines = [random_crop(coprep.ImageFolder(name).decode()) for name in spellings]
     assert {pipeline.root for pipeline in pipelines} == {os.path.realpath(spellings[0])}
     loaders = [loader(pipeline) for pipeline in pipelines]
@@ -83,7 +83,7 @@ def test_however_a_folder_is_named_its_jobs_share(spellings: list[str], place: P
         train.close()
 
 
-def test_jobs_in_other_folders_share_what_is_named_relatively(data: Path, place: Path, start: Start) -> None:
+def test_jobs_in_other_folders_share_what_is_named_relatively(data: Path, socket_path: Path, start: Start) -> None:
     code = """
     import os, sys, coprep
     os.chdir(sys.argv[1])
@@ -96,7 +96,7 @@ def test_jobs_in_other_folders_share_what_is_named_relatively(data: Path, place:
     assert len(stream()["jobs"]) == 2
 
 
-def test_however_files_are_named_their_jobs_share(spellings: list[str], place: Path) -> None:
+def test_however_files_are_named_their_jobs_share(spellings: list[str], socket_path: Path) -> None:
     names = sorted(path.name for path in Path("mini/class0").iterdir())
     lists = [[f"{folder}/class0/{name}" for name in names] for folder in spellings]
     loaders = [loader(random_crop(coprep.Files(paths).decode())) for paths in lists]
@@ -107,14 +107,14 @@ def test_however_files_are_named_their_jobs_share(spellings: list[str], place: P
         train.close()
 
 
-def test_a_missing_folder_is_named_in_the_error(place: Path, tmp_path: Path) -> None:
+def test_a_missing_folder_is_named_in_the_error(socket_path: Path, tmp_path: Path) -> None:
     missing = coprep.ImageFolder(tmp_path / "typo" / "..")
     with pytest.raises(FileNotFoundError, match="typo"):
         len(missing)
     assert coprep.ImageFolder(tmp_path / "later/").root == str(tmp_path / "later")
 
 
-def test_status_says_which_folders_keep_streams_apart(data: Path, tmp_path: Path, place: Path) -> None:
+def test_status_says_which_folders_keep_streams_apart(data: Path, tmp_path: Path, socket_path: Path) -> None:
     other = make_folder(tmp_path / "copy", N)
     with (
         loader(random_crop(coprep.ImageFolder(data).decode())) as a,
@@ -125,7 +125,7 @@ def test_status_says_which_folders_keep_streams_apart(data: Path, tmp_path: Path
     assert f"folder {data} and {other}" in text and f"folder {other} and {data}" in text
 
 
-def test_status_says_which_arguments_keep_streams_apart(data: Path, place: Path) -> None:
+def test_status_says_which_arguments_keep_streams_apart(data: Path, socket_path: Path) -> None:
     decoded = coprep.ImageFolder(data).decode()
     with loader(decoded.random_resized_crop(32)) as a, loader(decoded.random_resized_crop(32, scale=(0.5, 1.0))) as b:
         assert len(a) == len(b) == 3
@@ -135,7 +135,7 @@ def test_status_says_which_arguments_keep_streams_apart(data: Path, place: Path)
     assert len(second) == 1 and len(pipelines) == 2
 
 
-def test_status_says_which_files_keep_streams_apart(data: Path, place: Path) -> None:
+def test_status_says_which_files_keep_streams_apart(data: Path, socket_path: Path) -> None:
     paths = sorted(data.rglob("*.jpg"))
     forwards, backwards = (random_crop(coprep.Files(files).decode()) for files in (paths, paths[::-1]))
     with loader(forwards) as a, loader(backwards) as b:
@@ -148,7 +148,7 @@ def test_status_says_which_files_keep_streams_apart(data: Path, place: Path) -> 
 
 
 @pytest.mark.parametrize("form", [None, "decoded", "encoded", "auto"])
-def test_a_job_that_names_no_form_takes_what_is_warm(form: str | None, spellings: list[str], place: Path) -> None:
+def test_a_job_that_names_no_form_takes_what_is_warm(form: str | None, spellings: list[str], socket_path: Path) -> None:
     link = spellings[-1]
     said = run("warm", link, *(["--form", form] if form else []))
     reserved = one_cache()["capacity"]
@@ -173,7 +173,7 @@ def test_a_job_that_names_no_form_takes_what_is_warm(form: str | None, spellings
     ],
 )
 def test_flags_warm_what_such_operators_need(
-    options: list[object], operators: Callable[[coprep.Pipeline], coprep.Pipeline], data: Path, place: Path
+    options: list[object], operators: Callable[[coprep.Pipeline], coprep.Pipeline], data: Path, socket_path: Path
 ) -> None:
     run("warm", data, "--form", "decoded", *options)
     used = first_epoch(random_crop(operators(coprep.ImageFolder(data))))
@@ -181,7 +181,7 @@ def test_flags_warm_what_such_operators_need(
     assert one_cache()["misses"] == 0
 
 
-def test_a_job_is_told_why_it_does_not_use_what_is_warm(data: Path, place: Path) -> None:
+def test_a_job_is_told_why_it_does_not_use_what_is_warm(data: Path, socket_path: Path) -> None:
     run("warm", data)
     with (
         pytest.warns(coprep.CacheWarning, match=r"after decode, and this pipeline has decode > resize\(64\)"),
@@ -193,7 +193,7 @@ def test_a_job_is_told_why_it_does_not_use_what_is_warm(data: Path, place: Path)
     assert [cache["pipeline"] for cache in coprep.status()["caches"]] == ["decode", "decode > resize(64)"]
 
 
-def test_a_job_that_names_another_form_is_told_so(data: Path, place: Path) -> None:
+def test_a_job_that_names_another_form_is_told_so(data: Path, socket_path: Path) -> None:
     run("warm", data, "--form", "decoded")
     decoded = random_crop(coprep.ImageFolder(data).decode())
     with pytest.warns(coprep.CacheWarning, match='its form is decoded.*leave cache= out, or give cache="decoded"'):
@@ -204,7 +204,7 @@ def test_a_job_that_names_another_form_is_told_so(data: Path, place: Path) -> No
         first_epoch(decoded, cache="decoded")
 
 
-def test_jobs_that_name_no_form_share_though_a_cache_was_warmed_between_them(data: Path, place: Path) -> None:
+def test_jobs_that_name_no_form_share_though_a_cache_was_warmed_between_them(data: Path, socket_path: Path) -> None:
     pipeline = random_crop(coprep.ImageFolder(data).decode())
     with loader(pipeline) as first, loader(pipeline) as second:
         assert len(first) == 3
@@ -256,7 +256,7 @@ def from_script(*arguments: object, code: int = 0) -> tuple[list[dict[str, Any]]
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-def test_a_script_says_what_is_to_be_warmed(script: Path, data: Path, place: Path) -> None:
+def test_a_script_says_what_is_to_be_warmed(script: Path, data: Path, socket_path: Path) -> None:
     events, said = from_script(script, "--", 60, data)
     assert "begins" in said and "trained" not in said
     native, own, plain = (event for event in events if "progress" not in event)
@@ -283,7 +283,7 @@ def test_a_script_says_what_is_to_be_warmed(script: Path, data: Path, place: Pat
 
 
 def test_a_script_may_ask_a_loader_something_before_it_iterates(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    socket_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loader is attached then, as a member of a cohort that waits for another member. The warm-up does not wait."""
     monkeypatch.setenv("PYTHONPATH", HERE)
@@ -303,7 +303,7 @@ def test_a_script_may_ask_a_loader_something_before_it_iterates(
     assert events[-1]["done"]["cached"] == N
 
 
-def test_a_script_may_end_without_iterating(data: Path, place: Path, tmp_path: Path) -> None:
+def test_a_script_may_end_without_iterating(data: Path, socket_path: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -322,7 +322,7 @@ def test_a_script_may_end_without_iterating(data: Path, place: Path, tmp_path: P
 
 @pytest.mark.parametrize("name", ["pipeline", "loader", "make_pipeline", "dataset"])
 def test_an_import_string_says_what_is_to_be_warmed(
-    name: str, data: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, data: Path, socket_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "research.py").write_text(
@@ -344,7 +344,7 @@ def test_an_import_string_says_what_is_to_be_warmed(
     assert one_cache()["pipeline"] == "decode > resize((50, 50))"
 
 
-def test_wrong_usage_of_warm_is_told_from_failure(data: Path, place: Path) -> None:
+def test_wrong_usage_of_warm_is_told_from_failure(data: Path, socket_path: Path) -> None:
     assert "--from" in run("warm", code=2)
     run("warm", data, "--from", "train.py", code=2)
     run("warm", data, "--interpolation", "bicubic", code=2)
@@ -354,7 +354,7 @@ def test_wrong_usage_of_warm_is_told_from_failure(data: Path, place: Path) -> No
 # Dropping.
 
 
-def test_a_cache_is_dropped_by_any_name_of_its_folder(spellings: list[str], place: Path) -> None:
+def test_a_cache_is_dropped_by_any_name_of_its_folder(spellings: list[str], socket_path: Path) -> None:
     for name in spellings:
         run("warm", name)
         assert one_cache()["entries"] == N
@@ -362,7 +362,7 @@ def test_a_cache_is_dropped_by_any_name_of_its_folder(spellings: list[str], plac
         assert coprep.status()["caches"] == []
 
 
-def test_what_has_no_cache_is_not_dropped(data: Path, place: Path) -> None:
+def test_what_has_no_cache_is_not_dropped(data: Path, socket_path: Path) -> None:
     run("warm", data)
     said = run("drop", "/typo", code=1)
     assert "no cache of /typo" in said and str(data) in said

@@ -75,7 +75,7 @@ def test_a_pipeline_can_be_pickled_and_copied(make: Make) -> None:
     assert pickle.loads(pickle.dumps(pipeline)) != pipeline.decode() if not str(pipeline).count("decode") else True
 
 
-def test_a_pickled_pipeline_shares(place: Path, tmp_path: Path) -> None:
+def test_a_pickled_pipeline_shares(socket_path: Path, tmp_path: Path) -> None:
     data = coprep.ImageFolder(make_folder(tmp_path / "photos", 8)).decode().random_resized_crop(8)
     options: dict[str, Any] = {"batch_size": 4, "framework": "numpy", "with_index": True}
     with (

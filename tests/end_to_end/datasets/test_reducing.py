@@ -81,7 +81,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_script_with_functions_that_remember_runs_unchanged(place: Path, tmp_path: Path) -> None:
+def test_a_script_with_functions_that_remember_runs_unchanged(socket_path: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=WAIT)

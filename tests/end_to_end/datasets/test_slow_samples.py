@@ -310,8 +310,10 @@ def test_with_little_room_it_is_filled_and_never_exceeded(tail: Path) -> None:
         assert found["saves_s_per_epoch"] > 0 and sum(f["entries"] for f in found["by_form"]) == found["entries"] > 0
 
 
-def test_with_slow_storage_and_little_room_the_encoded_form_is_kept(tail: Path, place: Path, tmp_path: Path) -> None:
-    command = ["coprep", "serve", "--socket", str(place), "--storage-latency", "20ms", "--idle", "60"]
+def test_with_slow_storage_and_little_room_the_encoded_form_is_kept(
+    tail: Path, socket_path: Path, tmp_path: Path
+) -> None:
+    command = ["coprep", "serve", "--socket", str(socket_path), "--storage-latency", "20ms", "--idle", "60"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
         until(lambda: subprocess.run(["coprep", "status"], capture_output=True).returncode == 0, "it listens")
         with native(tail, cache="auto", cache_bytes="1M") as one:
@@ -399,7 +401,7 @@ def test_of_user_code_with_a_transform_the_slow_part_is_kept() -> None:
         assert found["saves_s_per_epoch"] > sum(SLOW.values()), "of what takes so long nothing is made again"
 
 
-def test_a_warm_up_chooses_by_price_too(tail: Path, place: Path) -> None:
+def test_a_warm_up_chooses_by_price_too(tail: Path, socket_path: Path) -> None:
     command = ["coprep", "warm", str(tail), "--form", "auto", "--bytes", "4M", "--json"]
     subprocess.run(command, capture_output=True, check=True, timeout=60)
     found = cache()

@@ -112,7 +112,7 @@ def results(script: subprocess.Popen[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("method", ["torch", "forkserver"])
-def test_ranks_that_a_script_spawns_share_what_it_defines(place: Path, tmp_path: Path, method: str) -> None:
+def test_ranks_that_a_script_spawns_share_what_it_defines(socket_path: Path, tmp_path: Path, method: str) -> None:
     if method == "torch":
         pytest.importorskip("torch")
     pytest.importorskip("cloudpickle")
@@ -124,7 +124,7 @@ def test_ranks_that_a_script_spawns_share_what_it_defines(place: Path, tmp_path:
     assert sorted(first[3] + second[3]) == sorted(2 * list(range(64)))
 
 
-def test_a_spawned_process_shares_with_a_plain_run_of_the_script(place: Path, tmp_path: Path) -> None:
+def test_a_spawned_process_shares_with_a_plain_run_of_the_script(socket_path: Path, tmp_path: Path) -> None:
     scripts = [begin(tmp_path, method, 1) for method in ("plain", "spawn")]
     (plain,), (spawned,) = map(results, scripts)
     assert (plain[1], spawned[1]) == ("__main__", "__mp_main__")

@@ -140,7 +140,9 @@ say(setting.tolist()[0])
         job.result()
 
 
-def test_a_loader_that_is_only_made_lets_import_and_prepares_nothing(start: Start, tmp_path: Path, place: Path) -> None:
+def test_a_loader_that_is_only_made_lets_import_and_prepares_nothing(
+    start: Start, tmp_path: Path, socket_path: Path
+) -> None:
     script = """
 one = loader(1)
 say("made")
@@ -163,7 +165,7 @@ say("gone")
         program.on()
         assert program.job.line() == ended
         until(lambda zygote=zygote: gone(zygote), "it is gone")
-        assert set(processes_of(place)) == {coordinator_pid(), program.job.process.pid}
+        assert set(processes_of(socket_path)) == {coordinator_pid(), program.job.process.pid}
         program.on()
     program.job.result()
     assert program.others("loads") == []

@@ -36,8 +36,8 @@ def test_two_jobs_that_start_the_coordinator_at_once_share_one(pipeline: coprep.
     jobs = [start(TRAIN, pipeline.root, 16, 2, 0.02) for _ in range(6)]
     go(*jobs)
     assert [seen(one) for one in jobs] == [whole(2)] * 6
-    place = os.environ["COPREP_SOCKET"]
-    running = subprocess.run(["pgrep", "-f", f"serve.*{place}"], capture_output=True, text=True).stdout.split()
+    socket_path = os.environ["COPREP_SOCKET"]
+    running = subprocess.run(["pgrep", "-f", f"serve.*{socket_path}"], capture_output=True, text=True).stdout.split()
     assert len(running) == 1
 
 
@@ -171,35 +171,37 @@ def test_a_wait_that_lasts_too_long_says_who_is_awaited(pipeline: coprep.Pipelin
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_serve_and_leaves_nothing(place: Path, number: signal.Signals) -> None:
-    server = serve(place)
+def test_a_signal_ends_serve_and_leaves_nothing(socket_path: Path, number: signal.Signals) -> None:
+    server = serve(socket_path)
     server.send_signal(number)
     assert server.wait(WAIT) == 0
-    assert list(place.parent.iterdir()) == []
+    assert list(socket_path.parent.iterdir()) == []
 
 
-def serve(place: Path, *arguments: str, **kwargs) -> subprocess.Popen:
-    command = ["coprep", "serve", "--socket", str(place), *arguments]
+def serve(socket_path: Path, *arguments: str, **kwargs) -> subprocess.Popen:
+    command = ["coprep", "serve", "--socket", str(socket_path), *arguments]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **kwargs)
-    until(lambda: place.exists() or server.poll() is not None, "the coordinator listens")
+    until(lambda: socket_path.exists() or server.poll() is not None, "the coordinator listens")
     assert server.poll() is None, server.stderr.read()
     return server
 
 
-def test_a_second_coordinator_on_one_socket_is_refused(place: Path) -> None:
-    server = serve(place)
-    second = subprocess.run(["coprep", "serve", "--socket", str(place)], capture_output=True, text=True, timeout=WAIT)
+def test_a_second_coordinator_on_one_socket_is_refused(socket_path: Path) -> None:
+    server = serve(socket_path)
+    second = subprocess.run(
+        ["coprep", "serve", "--socket", str(socket_path)], capture_output=True, text=True, timeout=WAIT
+    )
     assert second.returncode == 1 and "another coordinator" in second.stderr
     assert coprep.status()["pid"] == server.pid
 
 
-def test_an_idle_coordinator_ends_by_itself(place: Path) -> None:
-    server = serve(place, "--idle", "1")
+def test_an_idle_coordinator_ends_by_itself(socket_path: Path) -> None:
+    server = serve(socket_path, "--idle", "1")
     assert server.wait(WAIT) == 0
-    assert list(place.parent.iterdir()) == []
+    assert list(socket_path.parent.iterdir()) == []
 
 
-def test_malformed_bytes_end_that_connection_only(pipeline: coprep.Pipeline, place: Path) -> None:
+def test_malformed_bytes_end_that_connection_only(pipeline: coprep.Pipeline, socket_path: Path) -> None:
     with coprep.DataLoader(pipeline, batch_size=16, framework="numpy", with_index=True) as train:
         batches = iter(train)
         next(batches)
@@ -211,7 +213,7 @@ def test_malformed_bytes_end_that_connection_only(pipeline: coprep.Pipeline, pla
         ):
             with sockets.socket(sockets.AF_UNIX) as peer:
                 peer.settimeout(WAIT)
-                peer.connect(str(place))
+                peer.connect(str(socket_path))
                 peer.sendall(malformed)
                 # Otherwise the coordinator could rightly wait for the rest of a message.
                 peer.shutdown(sockets.SHUT_WR)
@@ -221,9 +223,9 @@ def test_malformed_bytes_end_that_connection_only(pipeline: coprep.Pipeline, pla
         assert sorted(ids(train)) == list(range(N))
 
 
-def test_ctrl_c_in_warm_keeps_what_is_cached(folder: Path, place: Path) -> None:
-    server = serve(place, "--workers", "1")
-    command = ["coprep", "--socket", str(place), "warm", str(folder), "--json"]
+def test_ctrl_c_in_warm_keeps_what_is_cached(folder: Path, socket_path: Path) -> None:
+    server = serve(socket_path, "--workers", "1")
+    command = ["coprep", "--socket", str(socket_path), "warm", str(folder), "--json"]
     warm = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     until(lambda: any(cache["entries"] > 0 for cache in coprep.status()["caches"]), "something is cached")
     warm.send_signal(signal.SIGINT)
@@ -236,10 +238,10 @@ def test_ctrl_c_in_warm_keeps_what_is_cached(folder: Path, place: Path) -> None:
     assert server.poll() is None
 
 
-def test_a_warmed_cache_serves_the_jobs(folder: Path, place: Path) -> None:
-    serve(place)
+def test_a_warmed_cache_serves_the_jobs(folder: Path, socket_path: Path) -> None:
+    serve(socket_path)
     subprocess.run(
-        ["coprep", "--socket", str(place), "warm", str(folder)], check=True, timeout=WAIT, capture_output=True
+        ["coprep", "--socket", str(socket_path), "warm", str(folder)], check=True, timeout=WAIT, capture_output=True
     )
     data = coprep.ImageFolder(folder).decode().random_resized_crop(32)
     with coprep.DataLoader(data, batch_size=16, shuffle=True, framework="numpy", with_index=True) as train:
@@ -247,20 +249,20 @@ def test_a_warmed_cache_serves_the_jobs(folder: Path, place: Path) -> None:
         assert coprep.status()["streams"][0]["totals"]["fetched_bytes"] == 0
 
 
-def test_a_named_cache_is_taken_over_warm(folder: Path, place: Path) -> None:
+def test_a_named_cache_is_taken_over_warm(folder: Path, socket_path: Path) -> None:
     name = f"coprep-test-{os.getpid()}"
     data = coprep.ImageFolder(folder).decode().random_resized_crop(32)
     try:
-        first = serve(place, "--cache-name", name)
+        first = serve(socket_path, "--cache-name", name)
         subprocess.run(
-            ["coprep", "--socket", str(place), "warm", str(folder)], check=True, timeout=WAIT, capture_output=True
+            ["coprep", "--socket", str(socket_path), "warm", str(folder)], check=True, timeout=WAIT, capture_output=True
         )
         # The cache must survive a coordinator that had no time to leave it in order.
         first.kill()
         first.wait()
         # `serve` takes this file for the sign that the coordinator listens, and a killed one leaves it.
-        place.unlink(missing_ok=True)
-        serve(place, "--cache-name", name)
+        socket_path.unlink(missing_ok=True)
+        serve(socket_path, "--cache-name", name)
         with coprep.DataLoader(data, batch_size=16, shuffle=True, framework="numpy", with_index=True) as train:
             assert sorted(ids(train)) == list(range(N))
             assert coprep.status()["streams"][0]["totals"]["fetched_bytes"] == 0
@@ -274,7 +276,7 @@ def test_a_named_cache_is_taken_over_warm(folder: Path, place: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs a mount namespace")
-def test_a_small_dev_shm_is_enough(pipeline: coprep.Pipeline, place: Path) -> None:
+def test_a_small_dev_shm_is_enough(pipeline: coprep.Pipeline, socket_path: Path) -> None:
     script = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
     training = [sys.executable, "-c", TRAIN, str(pipeline.root), "16", "2", "0"]
     done = subprocess.run(
@@ -291,7 +293,7 @@ def test_a_small_dev_shm_is_enough(pipeline: coprep.Pipeline, place: Path) -> No
     assert [sorted(epoch) for epoch in epochs] == whole(2)
 
 
-def test_nothing_is_left_when_all_is_over(pipeline: coprep.Pipeline, place: Path) -> None:
+def test_nothing_is_left_when_all_is_over(pipeline: coprep.Pipeline, socket_path: Path) -> None:
     before = shm()
     with coprep.DataLoader(pipeline, batch_size=16, framework="numpy") as train:
         for _ in train:
@@ -299,7 +301,7 @@ def test_nothing_is_left_when_all_is_over(pipeline: coprep.Pipeline, place: Path
         pid = coordinator_pid()
     coprep.stop()
     until(lambda: gone(pid), "the coordinator ends")
-    assert list(place.parent.iterdir()) == []
+    assert list(socket_path.parent.iterdir()) == []
     assert shm() == before
 
 
@@ -320,14 +322,14 @@ def test_a_forked_child_is_told_that_a_loader_does_not_follow(pipeline: coprep.P
         assert len(next(batches)[-1]) == 16
 
 
-def test_doctor_finds_this_machine_fit(place: Path) -> None:
+def test_doctor_finds_this_machine_fit(socket_path: Path) -> None:
     done = subprocess.run(["coprep", "doctor", "--json"], capture_output=True, text=True, timeout=WAIT)
     findings = json.loads(done.stdout)
     assert done.returncode == 0, findings
     assert {"shared memory", "memory", "kernel", "socket"} <= {f["check"] for f in findings}
 
 
-def test_wrong_usage_is_told_from_failure(place: Path) -> None:
+def test_wrong_usage_is_told_from_failure(socket_path: Path) -> None:
     def code(*arguments: str) -> int:
         return subprocess.run(["coprep", *arguments], capture_output=True, timeout=WAIT).returncode
 

@@ -45,7 +45,7 @@ def spoilt(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[coprep.Pipel
 
 
 @pytest.mark.parametrize("spoilt", BAD, indirect=True)
-def test_a_bad_sample_is_one_clear_error(place: Path, spoilt: tuple[coprep.Pipeline, Path, str]) -> None:
+def test_a_bad_sample_is_one_clear_error(socket_path: Path, spoilt: tuple[coprep.Pipeline, Path, str]) -> None:
     pipeline, path, kind = spoilt
     train = coprep.DataLoader(pipeline, batch_size=8, framework="numpy", with_index=True)
     with train, pytest.raises(coprep.SampleError) as caught:
@@ -56,7 +56,7 @@ def test_a_bad_sample_is_one_clear_error(place: Path, spoilt: tuple[coprep.Pipel
 
 
 @pytest.mark.parametrize("spoilt", BAD, indirect=True)
-def test_a_bad_sample_is_skipped_if_asked(place: Path, spoilt: tuple[coprep.Pipeline, Path, str]) -> None:
+def test_a_bad_sample_is_skipped_if_asked(socket_path: Path, spoilt: tuple[coprep.Pipeline, Path, str]) -> None:
     pipeline, _, _ = spoilt
     with coprep.DataLoader(
         pipeline, batch_size=8, shuffle=True, on_error="skip", framework="numpy", with_index=True
@@ -68,7 +68,7 @@ def test_a_bad_sample_is_skipped_if_asked(place: Path, spoilt: tuple[coprep.Pipe
 
 
 @pytest.mark.parametrize("cache", ["off", "encoded", "decoded"])
-def test_a_bad_sample_is_skipped_with_any_cache(place: Path, tmp_path: Path, cache: str) -> None:
+def test_a_bad_sample_is_skipped_with_any_cache(socket_path: Path, tmp_path: Path, cache: str) -> None:
     folder = make_folder(tmp_path / "photos", 40)
     next(folder.rglob("*.jpg")).write_bytes(b"no")
     data = coprep.ImageFolder(folder).decode().random_resized_crop(32)
@@ -78,7 +78,7 @@ def test_a_bad_sample_is_skipped_with_any_cache(place: Path, tmp_path: Path, cac
         assert [len(ids(train)) for _ in range(3)] == [39] * 3
 
 
-def test_a_job_that_catches_the_error_gets_the_rest(place: Path, tmp_path: Path) -> None:
+def test_a_job_that_catches_the_error_gets_the_rest(socket_path: Path, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "photos", 40, classes=1)
     sorted(folder.rglob("*.jpg"))[5].write_bytes(b"no")
     data = coprep.ImageFolder(folder).decode().random_resized_crop(32)
@@ -94,7 +94,7 @@ def test_a_job_that_catches_the_error_gets_the_rest(place: Path, tmp_path: Path)
     assert (sorted(seen), errors) == ([i for i in range(40) if i != 5], 1)
 
 
-def test_all_samples_bad_is_an_error_not_a_hang(place: Path, tmp_path: Path) -> None:
+def test_all_samples_bad_is_an_error_not_a_hang(socket_path: Path, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "photos", 20)
     for file in folder.rglob("*.jpg"):
         file.write_bytes(b"no")
@@ -105,7 +105,7 @@ def test_all_samples_bad_is_an_error_not_a_hang(place: Path, tmp_path: Path) -> 
         assert sum(len(images) for images, _ in train) == 0
 
 
-def test_a_pixel_and_colour_modes(place: Path, tmp_path: Path) -> None:
+def test_a_pixel_and_colour_modes(socket_path: Path, tmp_path: Path) -> None:
     modes = {"1x1.png": Image.new("RGB", (1, 1), (10, 20, 30))}
     modes |= {f"{m}.png": photo(1, 64, 64).convert(m) for m in ("L", "LA", "RGBA", "P", "1")}
     modes |= {f"{m}.jpg": photo(1, 64, 64).convert(m) for m in ("L", "CMYK", "RGB")}
@@ -130,7 +130,7 @@ def test_a_pixel_and_colour_modes(place: Path, tmp_path: Path) -> None:
         (lambda root: root, "class"),
     ],
 )
-def test_an_unusable_folder_is_one_clear_error(place: Path, tmp_path: Path, make, words: str) -> None:
+def test_an_unusable_folder_is_one_clear_error(socket_path: Path, tmp_path: Path, make, words: str) -> None:
     data = coprep.ImageFolder(make(tmp_path / "photos")).decode().random_resized_crop(32)
     (tmp_path / "photos").mkdir()
     with pytest.raises((ValueError, FileNotFoundError)) as caught:

@@ -67,7 +67,7 @@ def report(job: Job) -> dict[str, Any]:
     ],
 )
 def test_an_exception_arrives_as_it_was_however_long_it_is(
-    place: object, start: Start, kind: str, length: int, name: str, text: str
+    socket_path: object, start: Start, kind: str, length: int, name: str, text: str
 ) -> None:
     data = f"Raising({N}, {{11: {kind!r}}}, {length})"
     raises = job(start, data)
@@ -87,7 +87,7 @@ def test_an_exception_arrives_as_it_was_however_long_it_is(
     assert told["reconnects"] == other["reconnects"] == 0
 
 
-def test_what_was_left_out_of_an_exception_is_said(place: object) -> None:
+def test_what_was_left_out_of_an_exception_is_said(socket_path: object) -> None:
     import user_datasets as ud
 
     data = ud.Raising(N, {3: "text"}, 5_000_000)
@@ -104,7 +104,7 @@ def test_what_was_left_out_of_an_exception_is_said(place: object) -> None:
     assert "ValueError: sample 3 xxx" in str(cause) and "characters left out by coprep] ..." in str(cause)
 
 
-def test_many_errors_wait_for_a_job_that_computes(place: object, start: Start) -> None:
+def test_many_errors_wait_for_a_job_that_computes(socket_path: object, start: Start) -> None:
     good = list(range(0, 240, 5)) + list(range(1, 240, 5))
     bad = {i: "text" for i in range(240) if i not in good}
     assert len(bad) == 144
@@ -121,7 +121,7 @@ def test_many_errors_wait_for_a_job_that_computes(place: object, start: Start) -
     assert told["reconnects"] == other["reconnects"] == 0
 
 
-def test_a_stopped_job_holds_up_nobody_and_gets_its_errors_when_it_goes_on(place: object, start: Start) -> None:
+def test_a_stopped_job_holds_up_nobody_and_gets_its_errors_when_it_goes_on(socket_path: object, start: Start) -> None:
     # Errors and good samples alternate, so that many of both wait: more than may be queued.
     bad = dict.fromkeys(range(0, 240, 2), "text")
     data = f"Raising(240, {bad}, 100_000)"

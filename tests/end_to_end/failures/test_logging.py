@@ -47,7 +47,7 @@ def good(job: Job) -> int:
 
 
 @pytest.fixture(params=["closed pipe", "full disk", "a pipe that nobody reads"])
-def serve(request: pytest.FixtureRequest, place: Path) -> Iterator[subprocess.Popen[bytes]]:
+def serve(request: pytest.FixtureRequest, socket_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A coordinator whose output cannot be written."""
     log = request.param
     reader, writer = os.pipe()
@@ -67,10 +67,10 @@ def serve(request: pytest.FixtureRequest, place: Path) -> Iterator[subprocess.Po
         ["coprep", "serve", "--idle", "8"], stdout=output, stderr=output, env={**os.environ, "COPREP_LOG": "debug"}
     )
     try:
-        until(lambda: alive(place), "it listens")
+        until(lambda: alive(socket_path), "it listens")
         # Jobs may start slowly. A client that does not greet keeps the coordinator for ten seconds longer.
         with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(place))
+            client.connect(str(socket_path))
             yield serve
         assert serve.wait(WAIT) == 0, "it ends for idleness"
     finally:
@@ -99,11 +99,11 @@ def test_what_a_dataset_prints_into_such_a_log_costs_no_sample(serve: subprocess
     assert start(LOUD, PYTHONPATH=HERE).result() == f"{[list(range(48))] * 2} {serve.pid}"
 
 
-def test_the_first_line_of_a_coordinator_can_be_looked_at(place: Path, photos: Path, start: Start) -> None:
+def test_the_first_line_of_a_coordinator_can_be_looked_at(socket_path: Path, photos: Path, start: Start) -> None:
     command = ["bash", "-c", "set -o pipefail; coprep serve --idle 3 2>&1 | head -1"]
     serve = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        until(lambda: alive(place), "it listens")
+        until(lambda: alive(socket_path), "it listens")
         for job in [start(TRAIN, photos), start(TRAIN, photos)]:
             good(job)
         out, _ = serve.communicate(timeout=WAIT)
@@ -114,21 +114,21 @@ def test_the_first_line_of_a_coordinator_can_be_looked_at(place: Path, photos: P
 
 
 @pytest.fixture
-def full(place: Path) -> Iterator[Path]:
+def full(socket_path: Path) -> Iterator[Path]:
     """The folder of the socket, on a full disk."""
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "coprep-test", place.parent], check=False
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "coprep-test", socket_path.parent], check=False
     )
     if mounted.returncode != 0:
         pytest.skip("nothing can be mounted here")
     try:
-        with contextlib.suppress(OSError), open(place.parent / "fills", "wb", buffering=0) as file:
+        with contextlib.suppress(OSError), open(socket_path.parent / "fills", "wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
-        yield place
+        yield socket_path
         coprep.stop()
     finally:
-        subprocess.run(["umount", "--lazy", place.parent], check=True)
+        subprocess.run(["umount", "--lazy", socket_path.parent], check=True)
 
 
 def test_a_job_starts_a_coordinator_whose_log_has_no_room(full: Path, photos: Path, start: Start) -> None:

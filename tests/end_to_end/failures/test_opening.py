@@ -71,7 +71,7 @@ class Slow:
 
 
 @pytest.fixture
-def slow(tmp_path: Path, place: Path) -> Iterator[Slow]:
+def slow(tmp_path: Path, socket_path: Path) -> Iterator[Slow]:
     """A folder, with a running coordinator for which it is slow."""
     compiler = shutil.which("cc")
     if compiler is None:
@@ -84,7 +84,7 @@ def slow(tmp_path: Path, place: Path) -> Iterator[Slow]:
     env = {**os.environ, **{name: str(value) for name, value in shim.items()}}
     with open(tmp_path / "serve.log", "w") as log:
         serve = subprocess.Popen(["coprep", "serve"], env=env, stderr=log)
-    until(lambda: alive(place), "the coordinator listens")
+    until(lambda: alive(socket_path), "the coordinator listens")
     yield folder
     # The coordinator may still wait at the gate.
     with contextlib.suppress(FileNotFoundError):
@@ -315,7 +315,7 @@ def test_a_killed_job_whose_child_lives_keeps_nothing(pipeline: coprep.Pipeline,
 # --- files that are none -----------------------------------------------------------------------------------------
 
 
-def test_samples_that_are_no_files_are_one_clear_error_each(tmp_path: Path, place: Path) -> None:
+def test_samples_that_are_no_files_are_one_clear_error_each(tmp_path: Path, socket_path: Path) -> None:
     root = make_folder(tmp_path / "photos", 12, classes=1) / "class0"
     os.mkfifo(root / "90_pipe.jpg")
     (root / "91_zero.jpg").symlink_to("/dev/zero")
@@ -351,7 +351,7 @@ def test_samples_that_are_no_files_are_one_clear_error_each(tmp_path: Path, plac
 
 
 def test_a_coordinator_that_ends_leaves_its_successor_reachable(
-    pipeline: coprep.Pipeline, place: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: coprep.Pipeline, socket_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Long enough that the first coordinator still runs when the second one starts.
     monkeypatch.setenv("COPREP_IDLE", "3")
@@ -359,8 +359,8 @@ def test_a_coordinator_that_ends_leaves_its_successor_reachable(
         next(iter(loader))
         first = coordinator_pid()
     # This happens at logout and login.
-    shutil.rmtree(place.parent)
-    place.parent.mkdir(mode=0o700)
+    shutil.rmtree(socket_path.parent)
+    socket_path.parent.mkdir(mode=0o700)
     monkeypatch.setenv("COPREP_IDLE", "600")
     with coprep.DataLoader(pipeline, 16, framework="numpy") as loader:
         next(iter(loader))
@@ -368,7 +368,7 @@ def test_a_coordinator_that_ends_leaves_its_successor_reachable(
     assert second != first and not gone(first)
     until(lambda: gone(first), "the first one ends for idleness")
     assert coordinator_pid() == second
-    assert {Path(f"{place}{suffix}").exists() for suffix in ("", ".lock", ".log")} == {True}
+    assert {Path(f"{socket_path}{suffix}").exists() for suffix in ("", ".lock", ".log")} == {True}
 
 
 # --- waits for others --------------------------------------------------------------------------------------------
@@ -426,7 +426,7 @@ def test_a_cohort_that_is_not_complete_says_so(pipeline: coprep.Pipeline) -> Non
 # --- the log of a good day ---------------------------------------------------------------------------------------
 
 
-def test_a_fork_server_ends_without_a_word(tmp_path: Path, place: Path) -> None:
+def test_a_fork_server_ends_without_a_word(tmp_path: Path, socket_path: Path) -> None:
     """The log must have no leaks that libraries report at the interpreter's end, and no errors of unneeded workers."""
     (tmp_path / "loud_exit.py").write_text(
         "import atexit, ctypes, os, sys\n"
@@ -447,7 +447,7 @@ def test_a_fork_server_ends_without_a_word(tmp_path: Path, place: Path) -> None:
         "try: next(iter(coprep.DataLoader(loud_exit.Data(23), 4, num_workers=2)))\n"
         "except coprep.CoprepError: os._exit(0)\n"
     )
-    log = Path(f"{place}.log")
+    log = Path(f"{socket_path}.log")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=WAIT)
     said = ""
@@ -464,6 +464,6 @@ def test_a_fork_server_ends_without_a_word(tmp_path: Path, place: Path) -> None:
         until(has_exited, "a fork server ends", 100)
         with contextlib.suppress(coprep.CoprepError):
             coprep.stop()
-        until(lambda: not processes_of(place), "all processes end")
+        until(lambda: not processes_of(socket_path), "all processes end")
         said += text.read()
     assert "leaked" not in said and "Traceback" not in said, said

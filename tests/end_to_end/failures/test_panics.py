@@ -51,7 +51,7 @@ def run(start: Start, patch: pytest.MonkeyPatch, failpoints: str, kill: bool = F
 @pytest.mark.parametrize("order", ["deterministic", "relaxed"])
 @pytest.mark.parametrize("point", ["pool-begin", "worker-written"])
 def test_a_sample_over_which_the_thread_of_its_worker_panics_is_an_error_of_that_sample(
-    place: object, start: Start, monkeypatch: pytest.MonkeyPatch, point: str, order: str
+    socket_path: object, start: Start, monkeypatch: pytest.MonkeyPatch, point: str, order: str
 ) -> None:
     errors = run(start, monkeypatch, f"{point}=40*off->1*panic->off", order=order)
     assert errors and len({error[2] for error in errors}) == 1
@@ -61,20 +61,22 @@ def test_a_sample_over_which_the_thread_of_its_worker_panics_is_an_error_of_that
 @pytest.mark.parametrize("order", ["deterministic", "relaxed"])
 @pytest.mark.parametrize("failpoints", ["pool-turn=30*off->1*panic->off", "pump-locked=40*off->1*panic->off"])
 def test_what_a_worker_process_was_given_is_made_by_another_if_its_thread_panics(
-    place: object, start: Start, monkeypatch: pytest.MonkeyPatch, failpoints: str, order: str
+    socket_path: object, start: Start, monkeypatch: pytest.MonkeyPatch, failpoints: str, order: str
 ) -> None:
     assert run(start, monkeypatch, failpoints, order=order) == []
 
 
 def test_a_fork_server_whose_listener_panics_is_replaced(
-    place: object, start: Start, monkeypatch: pytest.MonkeyPatch
+    socket_path: object, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The fork server's messages before the panic: the dataset is loaded, the staging area is mapped, three workers are
     # forked, and the first of them has ended. The last message is that a worker was killed.
     assert run(start, monkeypatch, "fork-server-listener=6*off->1*panic->off", kill=True) == []
 
 
-def test_many_panics_of_all_kinds_lose_nothing(place: object, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_panics_of_all_kinds_lose_nothing(
+    socket_path: object, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     points = ["pool-begin", "pool-turn", "worker-written", "minibatch-done", "pump-locked", "session-request"]
     failpoints = ";".join(f"{point}=1%5*panic->off" for point in points)
     errors = run(start, monkeypatch, failpoints)

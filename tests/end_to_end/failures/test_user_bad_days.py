@@ -385,7 +385,7 @@ def test_a_rank_that_computes_while_its_fork_server_is_killed_over_and_over_come
     assert_every_sample_once(ranks)
 
 
-def test_stopping_leaves_no_process(place: Path) -> None:
+def test_stopping_leaves_no_process(socket_path: Path) -> None:
     with coprep.DataLoader(ud.Numbers(N, pause=0.01), 4, True, **NUMPY) as loader:
         batches = iter(loader)
         taken = next(batches)[-1].tolist()
@@ -395,7 +395,7 @@ def test_stopping_leaves_no_process(place: Path) -> None:
         assert sorted(taken + [i for batch in batches for i in batch[-1].tolist()]) == without()
 
 
-def test_closing_the_last_loader_ends_its_workers(place: Path) -> None:
+def test_closing_the_last_loader_ends_its_workers(socket_path: Path) -> None:
     """The loaded dataset is kept for a while for the next job, and so are the modules that were imported for it."""
     fork_servers, zygotes = set(), set()
     for _ in range(3):
@@ -405,7 +405,7 @@ def test_closing_the_last_loader_ends_its_workers(place: Path) -> None:
             zygotes.add(parent(fork_server()))
             workers = stream()["worker_pids"]
         until(lambda workers=workers: all(map(gone, workers)), "its workers end", 3)
-        assert set(processes_of(place)) <= {coordinator_pid(), *fork_servers, *zygotes}
+        assert set(processes_of(socket_path)) <= {coordinator_pid(), *fork_servers, *zygotes}
     assert len(fork_servers) == len(zygotes) == 1
 
 
@@ -417,12 +417,12 @@ def test_what_is_kept_is_not_for_jobs_in_another_environment(monkeypatch: pytest
         assert batch["variable"] == [mark] * 4
 
 
-def test_a_job_that_is_killed_while_its_dataset_is_loaded_leaves_nothing(start: Start, place: Path) -> None:
+def test_a_job_that_is_killed_while_its_dataset_is_loaded_leaves_nothing(start: Start, socket_path: Path) -> None:
     victim = start(TRAIN, f"SlowToLoad({N}, 300)", "{}", 1, 0, PYTHONPATH=HERE)
     # The job, the coordinator, the zygote and the fork server, which has no workers yet.
-    until(lambda: len(processes_of(place)) == 4, "the fork server loads")
+    until(lambda: len(processes_of(socket_path)) == 4, "the fork server loads")
     victim.kill()
-    until(lambda: processes_of(place) == [coordinator_pid()], "it is gone, and what loads for it", 10)
+    until(lambda: processes_of(socket_path) == [coordinator_pid()], "it is gone, and what loads for it", 10)
     with coprep.DataLoader(ud.Numbers(N), 4, **NUMPY) as loader:
         assert epoch(loader) == (without(), [])
 
@@ -442,7 +442,7 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
         next(iter(coprep.DataLoader(ud.Numbers(8), 4, transform=ud.FaultyTransform([], connection), **options)))
 
 
-def test_what_does_not_count_and_cannot_be_pickled_is_named_too(place: Path) -> None:
+def test_what_does_not_count_and_cannot_be_pickled_is_named_too(socket_path: Path) -> None:
     connection = ud.Connected().connection
     remedy = r'of Identified .*return \{\*\*self.__dict__, "tables": None\}'
     options = {**NUMPY, "num_workers": 2}
@@ -461,7 +461,7 @@ def test_what_does_not_count_and_cannot_be_pickled_is_named_too(place: Path) -> 
 
 @pytest.mark.parametrize("by_value", [False, True], ids=["imported", "by value"])
 def test_handles_of_cached_properties_are_opened_anew_in_the_workers(
-    place: Path, tmp_path: Path, by_value: bool
+    socket_path: Path, tmp_path: Path, by_value: bool
 ) -> None:
     class Local(ud.Reopening):
         pass
@@ -477,7 +477,7 @@ def test_handles_of_cached_properties_are_opened_anew_in_the_workers(
     assert data.binary.tell() == 7 and data[5][-1] == 5
 
 
-def test_workers_share_no_file_that_the_length_opens(place: Path, tmp_path: Path) -> None:
+def test_workers_share_no_file_that_the_length_opens(socket_path: Path, tmp_path: Path) -> None:
     with coprep.DataLoader(ud.Measured(tmp_path, N), 4, **NUMPY) as loader:
         assert epoch(loader) == (list(range(N)), [])
 
@@ -490,7 +490,7 @@ def test_without_workers_it_need_not_be_pickled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataset_may_hold_locks(place: Path, workers: int) -> None:
+def test_a_dataset_may_hold_locks(socket_path: Path, workers: int) -> None:
     data = ud.Locked(24)
     # Without workers the samples are made in this process, which holds the lock, and would wait for ever.
     with data.lock, coprep.DataLoader(data, 4, **{**NUMPY, "num_workers": max(1, workers)}) as loader:

@@ -199,7 +199,7 @@ def test_variables_are_read_by_the_program() -> None:
 
 
 def wrong_with_python(text: str) -> list[str]:
-    """What names a piece of Python has that coprep does not have."""
+    """Returns the names in a piece of Python that coprep does not have."""
     wrong = []
     for node in ast.walk(ast.parse(textwrap.dedent(text))):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "coprep":
@@ -232,7 +232,7 @@ RUN = [(page, block.text) for page in PAGES for block in blocks(page, "python") 
 
 
 @pytest.mark.parametrize(("page", "text"), RUN, ids=[name_of(page) for page, _ in RUN])
-def test_what_is_marked_runs(page: Path, text: str, place: Path, tmp_path: Path) -> None:
+def test_what_is_marked_runs(page: Path, text: str, socket_path: Path, tmp_path: Path) -> None:
     script = tmp_path / "first.py"
     script.write_text(text)
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=WAIT, cwd=tmp_path)

@@ -121,14 +121,14 @@ class Example:
 LOSS = rf"epoch (\d+) step (\d+) loss ({FLOAT})"
 
 
-def test_train_imagefolder_repeats_itself_with_a_seed(data: Path, place: Path) -> None:
+def test_train_imagefolder_repeats_itself_with_a_seed(data: Path, socket_path: Path) -> None:
     args = (data / "train", "--epochs", 2, "--steps", 15, "--seed", 7, *SMALL, *BLOCKS)
     first, second = (Example("train_imagefolder.py", *args).wait().find(LOSS) for _ in range(2))
     assert [(int(epoch), int(step)) for epoch, step, _ in first] == [(step // 10, step) for step in range(15)]
     assert first == second
 
 
-def test_train_imagefolder_is_pytorchs_script_but_for_one_line(data: Path, place: Path, tmp_path: Path) -> None:
+def test_train_imagefolder_is_pytorchs_script_but_for_one_line(data: Path, socket_path: Path, tmp_path: Path) -> None:
     ours = (EXAMPLES / "train_imagefolder.py").read_text()
     assert re.findall(r"^.*import.*", ours, re.MULTILINE).count("from coprep import DataLoader") == 1
     assert ours.count("coprep") == 2, "the import, and the docstring that tells of it"
@@ -136,10 +136,10 @@ def test_train_imagefolder_is_pytorchs_script_but_for_one_line(data: Path, place
     theirs.write_text(ours.replace("from coprep import DataLoader\n", "from torch.utils.data import DataLoader\n"))
     losses = Example(theirs, data / "train", "--epochs", 1, *SMALL, *BLOCKS).wait().find(LOSS)
     assert len(losses) == TRAIN // 20
-    assert not place.exists(), "a coordinator runs"
+    assert not socket_path.exists(), "a coordinator runs"
 
 
-def test_two_of_train_imagefolder_share(data: Path, place: Path) -> None:
+def test_two_of_train_imagefolder_share(data: Path, socket_path: Path) -> None:
     args = (data / "train", "--epochs", 10, *SMALL, *BLOCKS)
     examples = [Example("train_imagefolder.py", *args) for _ in range(2)]
     try:
@@ -151,7 +151,7 @@ def test_two_of_train_imagefolder_share(data: Path, place: Path) -> None:
     assert 0 < examples[0].total("prepared") < examples[0].total("delivered")
 
 
-def test_four_of_train_imagefolder_in_step_are_one(data: Path, place: Path) -> None:
+def test_four_of_train_imagefolder_in_step_are_one(data: Path, socket_path: Path) -> None:
     """Each script has the losses of a single run, to the last digit, and each image is prepared once for all four."""
     run = ("train_imagefolder.py", data / "train", *SMALL, *BLOCKS, "--epochs", 2, "--seed", 3)
     alone = Example(*run).wait()
@@ -172,7 +172,7 @@ def test_four_of_train_imagefolder_in_step_are_one(data: Path, place: Path) -> N
     assert all(totals["prepared"] <= totals["delivered"] / 4 + 2 * 20 for totals in looks)
 
 
-def test_optuna_search(data: Path, place: Path, tmp_path: Path) -> None:
+def test_optuna_search(data: Path, socket_path: Path, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     journal = tmp_path / "search.journal"
     example = Example(
@@ -192,7 +192,7 @@ def short() -> Iterator[str]:
         yield folder
 
 
-def test_ray_tune_search(data: Path, place: Path, tmp_path: Path, short: str) -> None:
+def test_ray_tune_search(data: Path, socket_path: Path, tmp_path: Path, short: str) -> None:
     pytest.importorskip("ray")
     example = Example(
         *("ray_tune_search.py", data, "--trials", 6, "--jobs", 2, "--epochs", 9, "--storage", tmp_path / "results"),
@@ -208,20 +208,20 @@ def test_ray_tune_search(data: Path, place: Path, tmp_path: Path, short: str) ->
 EPOCH = rf"epoch (\d+): loss {FLOAT}, (\d+) images"
 
 
-def test_lightning_train(data: Path, place: Path) -> None:
+def test_lightning_train(data: Path, socket_path: Path) -> None:
     pytest.importorskip("lightning")
     args = ("--epochs", 2, "--accelerator", "cpu", *SMALL, *BLOCKS)
     assert Example("lightning_train.py", data / "train", *args).wait().find(EPOCH) == [("0", "200"), ("1", "200")]
 
 
-def test_lightning_train_with_two_ranks(data: Path, place: Path, alone: tuple[str, ...]) -> None:
+def test_lightning_train_with_two_ranks(data: Path, socket_path: Path, alone: tuple[str, ...]) -> None:
     pytest.importorskip("lightning")
     args = ("--epochs", 2, "--accelerator", "cpu", "--devices", 2, "--strategy", "ddp", *SMALL, *BLOCKS)
     example = Example("lightning_train.py", data / "train", *args, before=alone, GLOO_SOCKET_IFNAME="lo").wait()
     assert example.find(EPOCH) == [("0", "200"), ("1", "200")]
 
 
-def test_hf_trainer(data: Path, place: Path, tmp_path: Path) -> None:
+def test_hf_trainer(data: Path, socket_path: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     args = ("--epochs", 2, "--layers", 1, "--width", 64, "--output", tmp_path / "out", *SMALL)
@@ -230,7 +230,7 @@ def test_hf_trainer(data: Path, place: Path, tmp_path: Path) -> None:
 
 
 def test_ddp_torchrun_goes_on_in_the_middle_of_an_epoch(
-    data: Path, place: Path, tmp_path: Path, alone: tuple[str, ...]
+    data: Path, socket_path: Path, tmp_path: Path, alone: tuple[str, ...]
 ) -> None:
     args = ("--epochs", 2, "--check", "--checkpoint", tmp_path / "run.pt", *SMALL, *BLOCKS)
 
@@ -243,7 +243,7 @@ def test_ddp_torchrun_goes_on_in_the_middle_of_an_epoch(
     assert counts() == [(0, 80, 80), (1, 200, 200)]
 
 
-def test_augmentation_search(data: Path, place: Path) -> None:
+def test_augmentation_search(data: Path, socket_path: Path) -> None:
     example = Example("augmentation_search.py", data, "--strengths", 0, 0.5, "--epochs", 4, *SMALL).wait()
     assert [strength for strength, _ in example.find(r"strength (.*): accuracy (0\.\d+)")] == ["0.0", "0.5"]
     # The part without randomness was made once, or twice where both trials began with it, not in each of the four

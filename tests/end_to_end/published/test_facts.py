@@ -149,7 +149,7 @@ def test_an_argument_that_does_not_exist_is_noticed() -> None:
 
 
 def wrong_attributes(code: str) -> list[str]:
-    """Returns what a piece of Python takes of a pipeline or of a loader, and what these do not have."""
+    """Returns the attributes that a piece of Python uses of a pipeline or a loader, and that these do not have."""
     owners = {"loader": coprep.DataLoader, "coprep.ImageFolder(": coprep.Pipeline, "coprep.Files(": coprep.Pipeline}
     wrong = []
     for node in ast.walk(ast.parse(code)):

@@ -60,7 +60,7 @@ def test_importing_the_loader_imports_numpy_and_what_each_job_needs(name: str) -
     imported = imported_by(f"from coprep import {name}", after="numpy")
     assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names == {"coprep", "numpy"}
     assert NEEDLESS.isdisjoint(imported)
-    # What native pipelines and epochs of one's own process do without.
+    # Modules that native pipelines and epochs of one's own process do without.
     assert {"coprep._usercode", "coprep._fingerprint", "coprep._worker", "coprep._warm"}.isdisjoint(imported)
 
 
@@ -72,7 +72,7 @@ def test_names_that_are_imported_late_are_there_like_the_others() -> None:
         coprep.Dataloader  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_a_loader_says_in_a_notebook_what_it_is(place: Path) -> None:
+def test_a_loader_says_in_a_notebook_what_it_is(socket_path: Path) -> None:
     loader = coprep.DataLoader(ud.Numbers(8), 4, True, seed=3, subset=[1, 2], **NUMPY)
     assert repr(loader) == "<coprep.DataLoader of Numbers: batch_size=4, shuffle=True, seed=3, a subset, shared>"
     local = coprep.DataLoader(ud.Numbers(8), num_workers=0)
@@ -86,14 +86,14 @@ def test_a_loader_says_in_a_notebook_what_it_is(place: Path) -> None:
     assert repr(own) == "<coprep.DataLoader of Numbers: shares nothing>"
 
 
-def test_stats_are_short_unless_slow_samples_are_asked_for(place: Path) -> None:
+def test_stats_are_short_unless_slow_samples_are_asked_for(socket_path: Path) -> None:
     with coprep.DataLoader(ud.Numbers(8), 4, **NUMPY) as loader:
         list(loader)
         assert all(isinstance(value, (int, float)) for value in loader.stats().values())
         assert len(loader.stats(slow=2)["slow"]) == 2
 
 
-def test_too_little_memory_is_told_in_sizes_that_can_be_read(place: Path) -> None:
+def test_too_little_memory_is_told_in_sizes_that_can_be_read(socket_path: Path) -> None:
     data = coprep.Files([__file__] * 2).decode().random_resized_crop(16_384)
     with pytest.raises(MemoryError) as caught:
         iter(coprep.DataLoader(data, 100_000, framework="numpy"))

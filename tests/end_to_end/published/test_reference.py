@@ -47,7 +47,7 @@ def test_each_command_is_listed() -> None:
 
 
 class Option(NamedTuple):
-    """What the page says of an option."""
+    """An option, as the page describes it."""
 
     command: str
     name: str
@@ -92,7 +92,7 @@ def test_values_of_options_are_those_of_the_help(name: str) -> None:
 
 
 @pytest.mark.parametrize("command", sorted(subcommands()))
-def test_wrong_usage_has_the_exit_code_2(command: str, place: Path) -> None:
+def test_wrong_usage_has_the_exit_code_2(command: str, socket_path: Path) -> None:
     done = run(command, "--no-such-option")
     assert (done.returncode, done.stdout) == (2, "") and "--no-such-option" in done.stderr
 
@@ -112,21 +112,21 @@ def test_wrong_usage_has_the_exit_code_2(command: str, place: Path) -> None:
         (("--version",), 0),
     ],
 )
-def test_failures_have_the_exit_code_1(arguments: tuple[str, ...], code: int, place: Path) -> None:
+def test_failures_have_the_exit_code_1(arguments: tuple[str, ...], code: int, socket_path: Path) -> None:
     assert "Exit codes: 0 done, 1 failed, 2 wrong usage." in plain(prose(COMMANDS))
     done = run(*arguments)
     assert done.returncode == code, done.stdout + done.stderr
     assert bool(re.search("^coprep: ", done.stderr, re.MULTILINE)) is bool(code)
 
 
-def test_sizes_and_times_are_written_as_told(place: Path) -> None:
+def test_sizes_and_times_are_written_as_told(socket_path: Path) -> None:
     ((sizes, times),) = re.findall(r"Sizes are numbers such as (.*); times such as (.*)\.\n", prose(COMMANDS))
     for size, time in zip(codes(sizes), codes(times), strict=True):
         done = run("serve", "--cache", size, "--storage-latency", time, "--log-format", "wrong")
         assert done.returncode == 2 and "'wrong'" in done.stderr and "--log-format" in done.stderr
 
 
-def test_doctor_checks_what_is_told(place: Path) -> None:
+def test_doctor_checks_what_is_told(socket_path: Path) -> None:
     found = [finding["check"] for finding in json.loads(run("doctor", "--json").stdout)]
     # Each GPU has a line with its number.
     checks = list(dict.fromkeys(re.sub(r"^GPU \d+$", "GPU", check) for check in found))
@@ -169,17 +169,19 @@ def test_a_coordinator_that_is_told_nothing_has_the_defaults(tmp_path: Path) -> 
     assert shown["cache_budget"] == pytest.approx(free / 4, rel=0.3)
 
 
-def test_the_program_that_a_job_starts_can_be_named(place: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_that_a_job_starts_can_be_named(
+    socket_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COPREP_BIN", "/nowhere/coprep")
     with pytest.raises(coprep.CoprepError, match="/nowhere/coprep"):
         len(coprep.ImageFolder(folder).decode())
 
 
-# What a coordinator shows of jobs of all kinds.
+# The screens and metrics of a coordinator with jobs of all kinds.
 
 
 class Shown(NamedTuple):
-    """What a coordinator said at one moment."""
+    """The answers of a coordinator at one moment."""
 
     status: str
     top: str
@@ -207,9 +209,9 @@ def each_kind(folder: Path) -> list[tuple[Any, dict[str, Any]]]:
 def shown(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     scratch = tmp_path_factory.mktemp("reference")
     (told,) = re.findall(r"`(info,coprep_\S+)`", prose(METRICS))
-    with pytest.MonkeyPatch.context() as patch, coordinator_at(scratch / "run", patch) as place:
+    with pytest.MonkeyPatch.context() as patch, coordinator_at(scratch / "run", patch) as socket_path:
         patch.setenv("COPREP_LOG", told)
-        coordinator = Coordinator(place, scratch / "log", "--metrics", "127.0.0.1:0")
+        coordinator = Coordinator(socket_path, scratch / "log", "--metrics", "127.0.0.1:0")
         assert run("warm", folder, "--form", "decoded").returncode == 0
         with contextlib.ExitStack() as stack, warnings.catch_warnings():
             # Some do not use the warmed cache, so that status says why.
@@ -264,7 +266,7 @@ def test_policies_of_caches_are_those_that_are_told(shown: Shown) -> None:
 
 
 def screen() -> dict[str, list[str]]:
-    """Returns what the page tells of each table of the screen, in order."""
+    """Returns the columns that the page lists for each table of the screen, in order."""
     told: dict[str, list[str]] = {}
     table = ""
     for row in rows(section(SCREENS, "`coprep top`")):
@@ -290,7 +292,7 @@ def test_top_has_the_columns_that_are_told_and_no_others(table: str, shown: Show
     assert set(columns) == set(told)
 
 
-def test_top_has_the_keys_and_the_size_that_are_told(place: Path) -> None:
+def test_top_has_the_keys_and_the_size_that_are_told(socket_path: Path) -> None:
     page = section(SCREENS, "`coprep top`")
     told = {key for row in rows(page) if len(row) == 2 for key in re.findall(r"`(\S+?)`|(Ctrl-C|arrows)", row[0])}
     keys = {code or word for code, word in told}
@@ -353,7 +355,7 @@ def test_the_filter_of_the_log_selects_what_is_told(shown: Shown) -> None:
 # Python, messages and reasons.
 
 
-def test_counts_of_a_loader_have_the_keys_that_are_told(place: Path) -> None:
+def test_counts_of_a_loader_have_the_keys_that_are_told(socket_path: Path) -> None:
     pages = "\n".join(page.read_text() for page in DOCS.rglob("*.md"))
     waits = {code for row in rows(section(HOW_TO / "find-waits.md", "In the script")) for code in codes(row[0])}
     told = set(re.findall(r'stats\([^)]*\)\["(\w+)"\]', pages)) | waits | {"wait_s"}
@@ -382,7 +384,7 @@ def test_a_message_that_is_quoted_is_in_the_sources(message: str) -> None:
     assert all(part in text_of(".rs", ".py") for part in parts)
 
 
-def test_composed_messages_are_quoted_as_they_are(place: Path, tmp_path: Path) -> None:
+def test_composed_messages_are_quoted_as_they_are(socket_path: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.jpg"
     os.mkfifo(pipe)
     said = []
@@ -419,7 +421,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "reuse": {"cache": "prepared", "reuse": 2},
     "seed": {"seed": 2},
 }
-"""What tells a loader from the base, by the name that the page has for it."""
+"""Options in which a loader differs from the base, by the names that the page has for the differences."""
 WRITTEN = {"global NAME", "code MODULE", "package NAME", "interpreter", "working directory", "labels", "folder"} | {
     "operators",
     "path of sample 0",
@@ -429,7 +431,7 @@ WRITTEN = {"global NAME", "code MODULE", "package NAME", "interpreter", "working
 """Names whose cases are tested elsewhere."""
 
 
-def test_reasons_for_which_jobs_do_not_share_are_those_that_are_told(place: Path) -> None:
+def test_reasons_for_which_jobs_do_not_share_are_those_that_are_told(socket_path: Path) -> None:
     table = rows(section(HOW_TO / "share-search-jobs.md", "When two jobs do not share"))
     assert {code for row in table for code in codes(row[0])} - {"coprep.Files"} == OTHERS.keys() | WRITTEN
     assert [n for n in WRITTEN if re.sub(" NAME| MODULE| 0", "", n) not in text_of(".rs", ".py")] == []

@@ -41,7 +41,7 @@ def share() -> bool:
 
 
 def test_two_scripts_of_the_tutorial_share_and_print_what_it_shows(
-    steps: list[Block], place: Path, tmp_path: Path
+    steps: list[Block], socket_path: Path, tmp_path: Path
 ) -> None:
     script, alone, once, twice, *shown = steps[:6]
     assert [block.language for block in steps[:6]] == ["python", "bash", "", "bash", "", ""]
@@ -90,7 +90,7 @@ def test_an_output_that_is_different_is_noticed(steps: list[Block]) -> None:
     assert missing([status], status.text.replace("2 batches", "1 batch").replace("1 buffer ", "3 buffers ")) == []
 
 
-def test_warming_prints_what_a_job_must_say(folder: Path, place: Path) -> None:
+def test_warming_prints_what_a_job_must_say(folder: Path, socket_path: Path) -> None:
     blocks = all_blocks(DOCS / "how-to" / "warm-cache.md")
     (at,) = [i for i, block in enumerate(blocks) if block.text.startswith("for jobs with")]
     command = blocks[at - 1].text.strip()

@@ -69,7 +69,7 @@ def test_epochs_that_follow_each_other_find_their_first_batch_ready(tmp_path: Pa
                 if step == 0:
                     time.sleep(SLOW_STEP)
             # While the job works on its last batch, only samples of an epoch that it has not begun are prepared.
-            # A job that has crossed a border at once may have a fiftieth of the dealt samples prepared ahead.
+            # A job that has crossed a border at once may have a fiftieth of the assigned samples prepared ahead.
             ahead = 0 if epochs == 1 else epochs * batches // 50
             assert prepared(kept=ahead) == epochs * size + ahead * (size // batches)
             assert next(epoch, "over") == "over"

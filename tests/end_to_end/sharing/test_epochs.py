@@ -83,7 +83,7 @@ def test_augmentation_differs_from_epoch_to_epoch(pipeline: coprep.Pipeline) -> 
     assert (first != second).any()
 
 
-def test_pixels_do_not_depend_on_what_is_cached(folder: Path, place: Path) -> None:
+def test_pixels_do_not_depend_on_what_is_cached(folder: Path, socket_path: Path) -> None:
     pipeline = coprep.ImageFolder(folder).decode().random_resized_crop(32)
     whole = run(pipeline, cache="decoded")
     part = run(pipeline, cache="decoded", cache_bytes=3 << 20)
@@ -190,7 +190,7 @@ def test_torch_gets_tensors(pipeline: coprep.Pipeline) -> None:
     assert images.shape == (16, 3, 32, 32)
 
 
-def test_normalised_images_are_float(folder: Path, place: Path) -> None:
+def test_normalised_images_are_float(folder: Path, socket_path: Path) -> None:
     data = coprep.ImageFolder(folder).decode().resize((24, 24)).normalize([0.5] * 3, [0.5] * 3)
     with loader(data, shuffle=False) as train:
         images = next(iter(train))[0]

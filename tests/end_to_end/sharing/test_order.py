@@ -107,7 +107,7 @@ def test_jobs_of_different_speeds_are_each_given_their_own_order(start: Start, f
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_loaders_that_are_read_in_turn_give_equal_batches(folder: Path, place: Path, kind: str) -> None:
+def test_loaders_that_are_read_in_turn_give_equal_batches(folder: Path, socket_path: Path, kind: str) -> None:
     size, epochs = 4, 3
     with make(kind, folder, size) as one, make(kind, folder, size) as other:
         for _ in range(epochs):
@@ -120,7 +120,7 @@ def test_loaders_that_are_read_in_turn_give_equal_batches(folder: Path, place: P
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_idle_loader_begins_anew_in_order(folder: Path, place: Path, kind: str) -> None:
+def test_an_idle_loader_begins_anew_in_order(folder: Path, socket_path: Path, kind: str) -> None:
     with make(kind, folder) as idle, make(kind, folder) as passes:
         assert next(iter(idle))[-1].tolist() == IN_ORDER[:10]
         assert ids(passes) == IN_ORDER
@@ -152,7 +152,7 @@ SUBSETS = {
 
 @pytest.mark.parametrize("kind", ["native", "python"])
 @pytest.mark.parametrize("subset", SUBSETS.values(), ids=SUBSETS)
-def test_subsets_beside_the_whole(folder: Path, place: Path, kind: str, subset: list[int]) -> None:
+def test_subsets_beside_the_whole(folder: Path, socket_path: Path, kind: str, subset: list[int]) -> None:
     sizes = (10, 10, 7)
     sets = (None, subset, subset)
     loaders = [make(kind, folder, size, subset=ids) for size, ids in zip(sizes, sets, strict=True)]
@@ -163,20 +163,20 @@ def test_subsets_beside_the_whole(folder: Path, place: Path, kind: str, subset: 
         loader.close()
 
 
-def dealt(rank: int, samples: list[int], size: int, ranks: int) -> list[int]:
+def assigned(rank: int, samples: list[int], size: int, ranks: int) -> list[int]:
     """Returns the samples of a rank: ranks take consecutive batches of ``samples`` in turn."""
     return [i for at, i in enumerate(samples) if at // size % ranks == rank]
 
 
 @pytest.mark.parametrize("kind", ["native", "python"])
-def test_ranks_are_dealt_consecutive_batches_beside_another_job(start: Start, folder: Path, kind: str) -> None:
+def test_ranks_are_assigned_consecutive_batches_beside_another_job(start: Start, folder: Path, kind: str) -> None:
     beside = job(start, kind, folder, 2, "step", batch_size=10)
     in_step(beside, batches=4)
     ranks = [job(start, kind, folder, 2, rank=rank, world_size=2, group="g", batch_size=10) for rank in range(2)]
     in_step(beside, batches=4)
     run_on(beside)
     for rank, one in enumerate(ranks):
-        assert [epoch["seen"] for epoch in reports(one)] == [dealt(rank, IN_ORDER, 10, 2)] * 2
+        assert [epoch["seen"] for epoch in reports(one)] == [assigned(rank, IN_ORDER, 10, 2)] * 2
     assert [epoch["seen"] for epoch in reports(beside)] == [IN_ORDER] * 2
 
 
@@ -202,14 +202,14 @@ def spoilt(tmp_path: Path) -> tuple[Path, list[int]]:
     return folder, [i for i in IN_ORDER if i not in (33, 120)]
 
 
-def test_bad_files_are_left_out_and_all_else_keeps_its_place(place: Path, spoilt: tuple[Path, list[int]]) -> None:
+def test_bad_files_are_left_out_and_all_else_keeps_its_place(socket_path: Path, spoilt: tuple[Path, list[int]]) -> None:
     folder, good = spoilt
     with make("native", folder, on_error="skip") as one, make("native", folder, 7, on_error="skip") as other:
         for _ in range(3):
             assert taken_in_turn(one, other) == [good, good]
 
 
-def test_a_batch_is_shorter_by_its_bad_samples(place: Path, spoilt: tuple[Path, list[int]]) -> None:
+def test_a_batch_is_shorter_by_its_bad_samples(socket_path: Path, spoilt: tuple[Path, list[int]]) -> None:
     folder, good = spoilt
     with make("native", folder, on_error="skip") as loader:
         sizes = [len(batch[-1]) for batch in loader]
@@ -228,7 +228,7 @@ def test_ranks_take_equally_many_steps_though_samples_are_bad(start: Start, spoi
         assert all(epoch["seen"] == sorted(epoch["seen"]) for epoch in epochs)
 
 
-def test_an_exception_of_one_sample_leaves_the_others_in_their_order(place: Path) -> None:
+def test_an_exception_of_one_sample_leaves_the_others_in_their_order(socket_path: Path) -> None:
     with (
         coprep.DataLoader(ud.Faulty(N, [41], ud.fail), 10, on_error="skip", **NUMPY) as skips,
         coprep.DataLoader(ud.Faulty(N, [41], ud.fail), 10, **NUMPY) as raises,
@@ -246,7 +246,7 @@ def test_an_exception_of_one_sample_leaves_the_others_in_their_order(place: Path
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [10, 7])
-def test_a_job_resumes_in_order_beside_another(folder: Path, place: Path, kind: str, size: int) -> None:
+def test_a_job_resumes_in_order_beside_another(folder: Path, socket_path: Path, kind: str, size: int) -> None:
     with make(kind, folder, size) as before:
         batches = iter(before)
         for _ in range(6):
@@ -268,7 +268,9 @@ def test_a_job_whose_coordinator_died_goes_on_in_order(start: Start, folder: Pat
 
 
 @pytest.mark.parametrize("kind", ["native", "python"])
-def test_in_relaxed_order_each_sample_comes_once_in_an_order_of_its_own(folder: Path, place: Path, kind: str) -> None:
+def test_in_relaxed_order_each_sample_comes_once_in_an_order_of_its_own(
+    folder: Path, socket_path: Path, kind: str
+) -> None:
     with make(kind, folder, order="relaxed") as one, make(kind, folder, 7, order="relaxed") as other:
         next(iter(one))
         for _ in range(2):

@@ -61,7 +61,7 @@ class Reader:
 
 
 @pytest.fixture
-def few_buffers(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def few_buffers(socket_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets a staging area so small that there are as few buffers as possible."""
     monkeypatch.setenv("COPREP_STAGING", "200K")
 

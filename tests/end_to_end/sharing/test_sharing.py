@@ -128,7 +128,7 @@ def test_a_batch_outlives_its_loader(pipeline: coprep.Pipeline) -> None:
 
 
 def test_a_cache_of_half_the_dataset_saves_exactly_that_half(
-    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, socket_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With two workers, one could still make a sample of this epoch while the other begins with it in the next epoch.
     monkeypatch.setenv("COPREP_WORKERS", "1")
@@ -149,7 +149,7 @@ def test_a_cache_of_half_the_dataset_saves_exactly_that_half(
     assert 0.4 * size < later[0] < 0.6 * size
 
 
-def test_lru_of_half_the_dataset_saves_less(tmp_path: Path, place: Path) -> None:
+def test_lru_of_half_the_dataset_saves_less(tmp_path: Path, socket_path: Path) -> None:
     folder = make_folder(tmp_path / "photos", 120)
     size = sum(f.stat().st_size for f in folder.rglob("*.jpg"))
     data = coprep.ImageFolder(folder).decode().random_resized_crop(32)

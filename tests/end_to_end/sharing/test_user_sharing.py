@@ -47,7 +47,7 @@ def test_a_job_may_join_in_mid_epoch(start: Start) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_jobs_that_stop_early_take_nothing_from_the_others(start: Start, place: Path, seed: int) -> None:
+def test_jobs_that_stop_early_take_nothing_from_the_others(start: Start, socket_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     jobs = [job(start, f"Numbers({N}, pause=0.001)", 5, 0.02, "mark") for _ in range(4)]
     until(lambda: len(stream()["worker_pids"]) == 2, "workers run")
@@ -60,9 +60,9 @@ def test_jobs_that_stop_early_take_nothing_from_the_others(start: Start, place: 
         jobs.remove(victim)
     assert [seen(one) for one in jobs] == [[list(range(N))] * 5] * 2
     until(lambda: coprep.status()["streams"] == [], "the stream is closed")
-    until(lambda: not set(workers) & set(processes_of(place)), "the stream's workers end", 30)
+    until(lambda: not set(workers) & set(processes_of(socket_path)), "the stream's workers end", 30)
     # The loaded dataset is kept for the next job, and so are the modules that were imported for it.
-    assert len(processes_of(place)) <= 3
+    assert len(processes_of(socket_path)) <= 3
 
 
 def test_jobs_of_different_batch_sizes_share_a_stream(start: Start) -> None:

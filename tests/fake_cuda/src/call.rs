@@ -50,7 +50,7 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Answer) -> u32 {
     code
 }
 
-/// Counts the call, and does what the faults say.
+/// Counts the call, and carries out the fault that is set for it.
 fn enter(name: &str) -> Answer {
     match effect_of(name) {
         Some(Effect::Die) => {

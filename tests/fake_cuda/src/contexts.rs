@@ -18,13 +18,13 @@ const FIRST: usize = 0x1000;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: u32 = 2;
 
-/// How often the context of each GPU is retained.
+/// Number of times that the context of each GPU is retained.
 static RETAINED: Mutex<Option<HashMap<usize, u32>>> = Mutex::new(None);
 
 thread_local! {
     /// The contexts of this thread. The last one is current. 0 is no context.
     static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-    /// How captures of other threads restrict this one. 0 is CUDA's default: a capture forbids most calls.
+    /// The restrictions by captures of other threads. 0 is CUDA's default: a capture forbids most calls.
     static MODE: Cell<u32> = const { Cell::new(0) };
 }
 

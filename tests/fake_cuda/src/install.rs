@@ -28,14 +28,14 @@ pub fn install_without(folder: &Path, function: &str) -> io::Result<()> {
     let mut bytes = std::fs::read(library()?)?;
     // The dynamic loader finds a function by its name in the table of names. Under another name it is not found.
     let name = format!("\0{function}\0").into_bytes();
-    let places: Vec<usize> = (0..bytes.len() - name.len())
+    let offsets: Vec<usize> = (0..bytes.len() - name.len())
         .filter(|&at| bytes[at..].starts_with(&name))
         .collect();
-    if places.is_empty() {
+    if offsets.is_empty() {
         let why = format!("the fake driver has no {function}");
         return Err(io::Error::new(io::ErrorKind::NotFound, why));
     }
-    for at in places {
+    for at in offsets {
         bytes[at + 1] = b'x';
     }
     NAMES
@@ -48,8 +48,8 @@ fn library() -> io::Result<PathBuf> {
     let program = std::env::current_exe()?;
     let file = "libcoprep_fake_cuda.so";
     let folders = program.ancestors().skip(1).take(2);
-    let mut places = folders.flat_map(|folder| [folder.join(file), folder.join("deps").join(file)]);
-    places.find(|path| path.exists()).ok_or_else(|| {
+    let mut paths = folders.flat_map(|folder| [folder.join(file), folder.join("deps").join(file)]);
+    paths.find(|path| path.exists()).ok_or_else(|| {
         let why = format!("{file} is not beside {}", program.display());
         io::Error::new(io::ErrorKind::NotFound, why)
     })

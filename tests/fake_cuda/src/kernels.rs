@@ -82,7 +82,7 @@ impl Arguments {
         }
     }
 
-    /// Computes the elements: each is what the table has for a byte and its channel.
+    /// Computes the elements: each is the value of the table for a byte and its channel.
     fn compute(self, kernel: Kernel) {
         let Arguments {
             channels,

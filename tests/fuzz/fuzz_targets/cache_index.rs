@@ -4,7 +4,7 @@
 //! The cache must never panic or touch a byte out of bounds. It must find exactly the samples that a reader of the
 //! format finds. Added samples must be there at the next take-over, and the samples that were found must be unchanged.
 //!
-//! An input says how the header is made and which capacity it states, then how each place of the index is made, then
+//! An input says how the header is made and which capacity it states, then how each position of the index is made, then
 //! the bytes of the payloads. Besides raw bytes there are bytes with a right checksum, which mutation alone would not
 //! find.
 #![no_main]
@@ -16,7 +16,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use coprep_cache::ErrorKind;
 use coprep_cache::index::{
-    ALIGNMENT, Bounds, DROPPED, EMPTY, EntryLocation, HEADER, IndexEntry, Scan, SegmentHeader,
+    ALIGNMENT, Bounds, DROPPED, EMPTY, EntryBytes, HEADER, IndexEntry, Scan, SegmentHeader,
     payload_checksum, scan,
 };
 use coprep_cache::{Form, Meta, NoEviction, SampleCache, remove_named};
@@ -29,7 +29,7 @@ const CAPACITY: usize = 4096;
 const FINGERPRINT: u128 = 7;
 const SEED: u64 = 7;
 const BLOCKS: usize = CAPACITY / ALIGNMENT as usize;
-const PLACE: usize = size_of::<EntryLocation>();
+const ENTRY_BYTES: usize = size_of::<EntryBytes>();
 const INDEX_AT: usize = 4096;
 const PAYLOADS_AT: usize = 8192;
 const SEGMENT: usize = PAYLOADS_AT + CAPACITY;
@@ -60,7 +60,7 @@ fuzz_target!(init: coprep_fuzz::seed(&seeds()), |data: &[u8]| {
 
 struct Segment {
     bytes: Vec<u8>,
-    /// Capacity in units of 64 bytes. The index has one place for each unit.
+    /// Capacity in units of 64 bytes. The index has one position for each unit.
     blocks: usize,
     /// `true` if the header is one that must be taken over.
     is_ours: bool,
@@ -78,7 +78,7 @@ impl Segment {
                 capacity: input.small(),
                 bytes: input.small(),
                 samples: input.byte().into(),
-                places: input.byte().into(),
+                positions: input.byte().into(),
             }
             .to_bytes()
             .expect("memory"),
@@ -86,13 +86,14 @@ impl Segment {
         };
         bytes[..HEADER].copy_from_slice(&header);
         let recipes: Vec<_> = (0..recipes)
-            .map(|_| (input.byte(), input.take::<PLACE>()))
+            .map(|_| (input.byte(), input.take::<ENTRY_BYTES>()))
             .collect();
         let payloads = input.some(CAPACITY);
         bytes[PAYLOADS_AT..][..payloads.len()].copy_from_slice(payloads);
         for (number, (kind, recipe)) in recipes.into_iter().enumerate() {
-            let place = place(kind, recipe, &bytes[PAYLOADS_AT..]);
-            bytes[INDEX_AT + number * PLACE..][..PLACE].copy_from_slice(&place);
+            let bytes_of_entry = entry_bytes(kind, recipe, &bytes[PAYLOADS_AT..]);
+            bytes[INDEX_AT + number * ENTRY_BYTES..][..ENTRY_BYTES]
+                .copy_from_slice(&bytes_of_entry);
         }
         if kind == 2 {
             bytes.resize(input.small() as usize, 1);
@@ -104,10 +105,10 @@ impl Segment {
         }
     }
 
-    fn places(&self) -> impl Iterator<Item = EntryLocation> {
+    fn entries(&self) -> impl Iterator<Item = EntryBytes> {
         let index = self.bytes.get(INDEX_AT..PAYLOADS_AT).unwrap_or_default();
         index
-            .as_chunks::<PLACE>()
+            .as_chunks::<ENTRY_BYTES>()
             .0
             .iter()
             .take(self.blocks)
@@ -121,20 +122,22 @@ impl Segment {
             capacity: self.blocks as u64 * ALIGNMENT,
             seed: SEED,
         };
-        let found = scan(self.places(), &bounds);
+        let found = scan(self.entries(), &bounds);
         let written = self
-            .places()
-            .filter(|place| ![EMPTY, DROPPED].contains(place))
+            .entries()
+            .filter(|entry| ![EMPTY, DROPPED].contains(entry))
             .count();
         assert_eq!(found.entries.len() + found.dropped.len(), written);
         let (mut end, mut ids) = (0, HashSet::new());
         for (number, entry) in &found.entries {
-            assert!(*number < found.places && entry.offset % ALIGNMENT == 0 && entry.offset >= end);
-            let place = self
-                .places()
+            assert!(
+                *number < found.positions && entry.offset % ALIGNMENT == 0 && entry.offset >= end
+            );
+            let bytes = self
+                .entries()
                 .nth(*number as usize)
-                .expect("a place of the index");
-            assert_eq!(checksum(&place).to_le_bytes(), place[PLACE - 8..]);
+                .expect("a position of the index");
+            assert_eq!(checksum(&bytes).to_le_bytes(), bytes[ENTRY_BYTES - 8..]);
             assert!(entry.id < SAMPLES && ids.insert(entry.id));
             end = entry.end().expect("an end");
         }
@@ -175,22 +178,22 @@ fn header(blocks: usize) -> SegmentHeader {
         capacity: blocks as u64 * ALIGNMENT,
         bytes: SEGMENT as u64,
         samples: SAMPLES,
-        places: blocks as u32,
+        positions: blocks as u32,
     }
 }
 
-fn place(kind: u8, recipe: EntryLocation, payloads: &[u8]) -> EntryLocation {
-    let mut place = recipe;
+fn entry_bytes(kind: u8, recipe: EntryBytes, payloads: &[u8]) -> EntryBytes {
+    let mut bytes = recipe;
     match kind % 4 {
         0 => EMPTY,
         1 => recipe,
         2 => {
-            let checksum = checksum(&place);
-            place[PLACE - 8..].copy_from_slice(&checksum.to_le_bytes());
-            place
+            let checksum = checksum(&bytes);
+            bytes[ENTRY_BYTES - 8..].copy_from_slice(&checksum.to_le_bytes());
+            bytes
         }
         _ => entry(&mut Bytes(&recipe), payloads)
-            .to_place(SEED)
+            .to_bytes(SEED)
             .expect("memory"),
     }
 }
@@ -219,8 +222,8 @@ fn entry(recipe: &mut Bytes, payloads: &[u8]) -> IndexEntry {
     entry
 }
 
-fn checksum(place: &EntryLocation) -> u64 {
-    xxh3_64_with_seed(&place[..PLACE - 8], SEED).max(1)
+fn checksum(bytes: &EntryBytes) -> u64 {
+    xxh3_64_with_seed(&bytes[..ENTRY_BYTES - 8], SEED).max(1)
 }
 
 /// Opens the segment, or returns `None` if it is refused.
@@ -266,7 +269,7 @@ fn seeds() -> Vec<Vec<u8>> {
         let mut input = vec![header, 63, 2];
         for [id, offset] in [[3, 0], [5, 2]] {
             input.extend([3, id, offset, 100, 8, 9, 1, 0]);
-            input.resize(input.len() + PLACE - 7, 0);
+            input.resize(input.len() + ENTRY_BYTES - 7, 0);
         }
         input.extend((0..=255).map(|b: u8| b ^ 0x55));
         input

@@ -50,7 +50,7 @@ fuzz_target!(init: init(), |data: &[u8]| {
         let served = scope.spawn(|| coordinator.serve(&rest));
         train();
         // The coordinator's thread may still wait for a connection, and this one lets it end.
-        drop(UnixStream::connect(&place().socket));
+        drop(UnixStream::connect(&paths().socket));
         served.join().expect("the coordinator's side does not panic");
     });
 });
@@ -69,14 +69,14 @@ fn folder() -> &'static PathBuf {
     })
 }
 
-fn place() -> CoordinatorPaths {
+fn paths() -> CoordinatorPaths {
     CoordinatorPaths::at(folder().join("socket"))
 }
 
 fn listener() -> &'static UnixListener {
     static LISTENER: OnceLock<UnixListener> = OnceLock::new();
     LISTENER.get_or_init(|| {
-        let socket = place().socket;
+        let socket = paths().socket;
         // An earlier process with this id may have left its socket.
         let _ = std::fs::remove_file(&socket);
         UnixListener::bind(socket).expect("a socket")
@@ -87,7 +87,7 @@ fn listener() -> &'static UnixListener {
 
 fn train() {
     let options = LoaderOptions {
-        place: place(),
+        place: paths(),
         name: "fuzz".into(),
         program: Some("/bin/false".into()),
         attach: attach(),

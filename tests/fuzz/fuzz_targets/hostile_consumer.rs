@@ -129,7 +129,7 @@ impl Hostile {
         let _ = (self.sender.has_news(), self.sender.account());
         let taken = match self.sender.taken() {
             Ok(taken) => taken,
-            Err(e) => return misbehaved(&e),
+            Err(e) => return protocol_violation(&e),
         };
         assert!((self.taken..=self.published).contains(&taken));
         self.taken = taken;
@@ -138,12 +138,15 @@ impl Hostile {
             .sender
             .poll_released(|seq| assert!(held.remove(&seq), "{seq}"));
         assert_eq!(self.sender.in_flight(), self.held.len());
-        released.map_or_else(|e| misbehaved(&e), |()| true)
+        released.map_or_else(|e| protocol_violation(&e), |()| true)
     }
 }
 
-fn misbehaved(error: &coprep_shared_memory::Error) -> bool {
-    assert!(matches!(error.kind(), ErrorKind::Misbehaved), "{error}");
+fn protocol_violation(error: &coprep_shared_memory::Error) -> bool {
+    assert!(
+        matches!(error.kind(), ErrorKind::ProtocolViolation),
+        "{error}"
+    );
     false
 }
 

@@ -45,7 +45,7 @@ pub(crate) fn class(part: EpochPart) -> &'static str {
     }
 }
 
-/// Draws one epoch as a bar that fills its place.
+/// Draws one epoch as a bar that fills its width.
 pub(crate) fn epoch_bar(outcome: &EpochForecast) -> String {
     let whole = outcome.epoch_s.max(f64::MIN_POSITIVE);
     let mut parts = String::new();
@@ -136,7 +136,7 @@ impl<'a> Plot<'a> {
         BOTTOM - (seconds / top).clamp(0.0, 1.0) * (BOTTOM - TOP)
     }
 
-    /// Returns the place of a value on the x axis, or `None` if the axis does not reach it.
+    /// Returns the position of a value on the x axis, or `None` if the axis does not reach it.
     fn x(&self, x: f64) -> Option<f64> {
         let points = self.first();
         // Bars stand at even distances: x only selects the slot.
@@ -152,9 +152,9 @@ impl<'a> Plot<'a> {
             0.0
         };
         let share = (x - ends[0]) / (ends[1] - ends[0]);
-        let place = LEFT + inset + share * (RIGHT - LEFT - 2.0 * inset);
+        let x = LEFT + inset + share * (RIGHT - LEFT - 2.0 * inset);
         // The first line sets the axis. Others may reach beyond it.
-        (0.0..=1.0).contains(&share).then_some(place)
+        (0.0..=1.0).contains(&share).then_some(x)
     }
 
     /// Returns the width of a bar with the space around it.
@@ -162,7 +162,7 @@ impl<'a> Plot<'a> {
         (RIGHT - LEFT) / self.first().len().max(1) as f64
     }
 
-    /// Returns the points that have a place on the x axis, with their places.
+    /// Returns the points that the x axis reaches, with their positions.
     fn placed<'p>(&self, points: &'p [Point]) -> impl Iterator<Item = (f64, &'p Point)> {
         points.iter().filter_map(|p| Some((self.x(p.x)?, p)))
     }
@@ -211,7 +211,7 @@ impl<'a> Plot<'a> {
         )
     }
 
-    /// Returns the ticks of the x axis: place, text, and whether each belongs to the present setting.
+    /// Returns the ticks of the x axis: position, text, and whether each belongs to the present setting.
     fn x_ticks(&self) -> Vec<(f64, String, bool)> {
         if self.shape != ChartShape::Area {
             let tick = |(x, p): (f64, &Point)| (x, shortened(&p.x_text, 12), self.is_present(p.x));
@@ -292,15 +292,15 @@ impl<'a> Plot<'a> {
 
     fn line(&self, points: &[Point], class: &str) -> String {
         let at = |(x, p): (f64, &Point)| (x, self.y(p.outcome.epoch_s));
-        let places: Vec<(f64, f64)> = self.placed(points).map(at).collect();
-        let corners: Vec<String> = places
+        let positions: Vec<(f64, f64)> = self.placed(points).map(at).collect();
+        let corners: Vec<String> = positions
             .iter()
             .map(|(x, y)| format!("{x:.1},{y:.2}"))
             .collect();
         let dot = |(x, y): &(f64, f64)| {
             format!(r#"<circle class="{class} dot" cx="{x:.1}" cy="{y:.2}" r="2.5"/>"#)
         };
-        let dots: String = places.iter().map(dot).collect();
+        let dots: String = positions.iter().map(dot).collect();
         format!(
             r#"<polyline class="mark {class}" points="{}"/>{dots}"#,
             corners.join(" ")

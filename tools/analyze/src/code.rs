@@ -9,7 +9,7 @@ use coprep_measurement::{Result, usable_cpus};
 use crate::assemble::{About, disturbed, of_job, one, present_setting, report};
 use crate::forecast::Setting;
 use crate::labels;
-use crate::model::{Facts, JobWork, Prepare, Workers};
+use crate::model::{Facts, JobWork, Prepare, WorkerProcesses};
 use crate::options::AnalysisOptions;
 use crate::report::{DatasetFacts, Report};
 use crate::script::{FEWEST_SECONDS, Run, ScriptFindings};
@@ -101,7 +101,7 @@ fn facts(alone: &ScriptFindings, usual: &ScriptFindings) -> Facts {
         storage: bytes * workers / (samples * waits.max(NO_TIME)),
         is_in_page_cache: false,
         overlap: NO_OVERLAP,
-        workers: Some(Workers {
+        workers: Some(WorkerProcesses {
             count: workers,
             waits,
         }),

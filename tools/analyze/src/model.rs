@@ -36,13 +36,13 @@ pub(crate) struct Facts {
     pub(crate) storage: f64,
     /// `true` if samples that are not cached are in the kernel's page cache, so that storage is not read again.
     pub(crate) is_in_page_cache: bool,
-    /// How far fetching and preparing overlap: if they take `a` and `b` seconds, both together take
+    /// Degree to which fetching and preparing overlap: if they take `a` and `b` seconds, both together take
     /// `(a^p + b^p)^(1/p)`. With 1 they do not overlap; the larger, the closer to the longer of both.
     pub(crate) overlap: f64,
     /// The worker processes of the script's own dataset. `None` for coprep's own pipelines, whose threads fetch ahead
     /// of preparing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) workers: Option<Workers>,
+    pub(crate) workers: Option<WorkerProcesses>,
     /// `true` if the savings of each form of a cached sample are known.
     pub(crate) has_forms: bool,
     /// Processors of the machine. The jobs use them too.
@@ -65,14 +65,14 @@ pub(crate) struct Prepare {
 /// Worker processes that run a dataset of the script's own code. Each handles one sample at a time: it waits, then
 /// works.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Workers {
+pub(crate) struct WorkerProcesses {
     /// Number of processes.
     pub(crate) count: f64,
     /// Seconds per sample for which a worker waits: off the processor, and not for want of one.
     pub(crate) waits: f64,
 }
 
-impl Workers {
+impl WorkerProcesses {
     /// Returns the seconds in which all workers prepare `samples`. Each sample takes `works` processor seconds, and
     /// storage is `slower` times as slow as measured. Processors beyond the number of workers help only with more
     /// workers, so the larger number counts.
@@ -346,7 +346,7 @@ pub(crate) mod tests {
             prepare,
             in_full: prepare,
             overlap: 1.0,
-            workers: Some(Workers { count, waits }),
+            workers: Some(WorkerProcesses { count, waits }),
             has_forms: false,
             job: JobWork {
                 seconds: 0.0,

@@ -111,7 +111,7 @@ fn advice(report: &Report) -> String {
 fn rich(text: &str) -> String {
     let pieces = esc(text);
     let pieces = pieces.split('`').enumerate();
-    // The pieces at odd places are those between backticks.
+    // The pieces with odd numbers are those between backticks.
     let piece = |(i, piece): (usize, &str)| match i % 2 {
         1 => format!("<code>{piece}</code>"),
         _ => piece.into(),

@@ -125,7 +125,7 @@ fn start(command: &[OsString], coordinator: &PrivateCoordinator) -> Result<Scrip
     let mut command = Command::new(program);
     command
         .args(rest)
-        .env("COPREP_SOCKET", &coordinator.place.socket)
+        .env("COPREP_SOCKET", &coordinator.paths.socket)
         .stdin(Stdio::null())
         // Stdout is for the report.
         .stdout(std::io::stderr());
@@ -173,7 +173,7 @@ fn measure_jobs(
         let time = first.at.elapsed().as_secs_f64();
         let is_enough = time >= seconds && last.batches >= first.batches + FEWEST;
         if is_enough || time > LONGEST {
-            let spec = control::pipeline(&coordinator.place, stream.id)?;
+            let spec = control::pipeline(&coordinator.paths, stream.id)?;
             return findings(spec, stream, first, last);
         }
     }

@@ -277,8 +277,8 @@ impl Varied<'_> {
     }
 
     fn forms(&self) -> Series {
-        let x = |(place, form): (usize, &str)| X {
-            value: place as f64,
+        let x = |(number, form): (usize, &str)| X {
+            value: number as f64,
             text: form.into(),
             setting: self.with(|s| s.form = form.into()),
         };

@@ -34,7 +34,7 @@ pub(crate) struct ConsumerOrder {
 /// # Errors
 /// If the order cannot be understood, or if no more batches come.
 pub fn run_job<R: BufRead + Send + 'static>(
-    place: &CoordinatorPaths,
+    paths: &CoordinatorPaths,
     mut orders: R,
     results: &mut impl Write,
 ) -> Result<Infallible> {
@@ -44,7 +44,7 @@ pub fn run_job<R: BufRead + Send + 'static>(
     orders.read_line(&mut line)?;
     let order: ConsumerOrder = serde_json::from_str(&line)?;
     let job = MeasuredJob::attach(&JobOptions {
-        place,
+        paths,
         spec: &crate::pipeline(&order.operators, &order.folder)?,
         form: order.source.form(),
         ids: &order.ids,

@@ -258,7 +258,7 @@ impl Bench<'_> {
             let mut command = Command::new(program);
             command
                 .args(&self.options.job_arguments)
-                .env("COPREP_SOCKET", &coordinator.place.socket);
+                .env("COPREP_SOCKET", &coordinator.paths.socket);
             command
         };
         let order = ConsumerOrder {

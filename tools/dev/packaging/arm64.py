@@ -54,9 +54,9 @@ def check_run(wheel: Path, folder: Path, photos: Path) -> str:
     subprocess.run([*words, "--python-version", version, "--only-binary=:all:", str(wheel)], check=True)
     command = folder / "root/usr/local/bin/coprep"
     shutil.copy(site / "bin/coprep", _real(command))
-    place = folder / "run"
-    place.mkdir(mode=0o700, exist_ok=True)
-    run_smoke([python], place, photos, command)
+    scratch = folder / "run"
+    scratch.mkdir(mode=0o700, exist_ok=True)
+    run_smoke([python], scratch, photos, command)
     return f"CPython {version} of Debian, {'emulated' if platform.machine() != 'aarch64' else 'unpacked'}"
 
 

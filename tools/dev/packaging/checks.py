@@ -1,4 +1,4 @@
-"""Check the needs of wheels for the system, and whether they run in an environment of their own."""
+"""Checks the needs of wheels for the system, and that they run in an environment of their own."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def make_photos(folder: Path) -> Path:
 def check_run(wheel: Path, interpreter: Interpreter, photos: Path) -> None:
     """Installs a wheel with its own requirements only, and uses it."""
     with tempfile.TemporaryDirectory(prefix="coprep-dist-") as folder:
-        place = Path(folder)
+        scratch = Path(folder)
         # This environment's pip installs, because distributions do not always ship a pip with an interpreter.
-        subprocess.run([interpreter.path, "-m", "venv", "--without-pip", place / "venv"], check=True)
-        python = place / "venv/bin/python"
+        subprocess.run([interpreter.path, "-m", "venv", "--without-pip", scratch / "venv"], check=True)
+        python = scratch / "venv/bin/python"
         pip = [
             sys.executable,
             "-m",
@@ -115,17 +115,17 @@ def check_run(wheel: Path, interpreter: Interpreter, photos: Path) -> None:
             "--disable-pip-version-check",
         ]
         subprocess.run([*pip, "--only-binary=:all:", str(wheel)], check=True)
-        run_smoke([python], place, photos, place / "venv/bin/coprep")
+        run_smoke([python], scratch, photos, scratch / "venv/bin/coprep")
 
 
-def run_smoke(python: list[str | Path], place: Path, photos: Path, command: Path) -> None:
-    """Runs smoke.py with a coordinator of its own, whose socket is in ``place``."""
+def run_smoke(python: list[str | Path], scratch: Path, photos: Path, command: Path) -> None:
+    """Runs smoke.py with a coordinator of its own, whose socket is in ``scratch``."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("COPREP_", "PYTHON"))}
-    own = {"COPREP_SOCKET": str(place / "coordinator.sock"), "COPREP_CACHE": "64M", "COPREP_STAGING": "64M"}
+    own = {"COPREP_SOCKET": str(scratch / "coordinator.sock"), "COPREP_CACHE": "64M", "COPREP_STAGING": "64M"}
     # The log lies beside the socket. In the user's own folder it would mix with the logs of other coordinators.
     done = subprocess.run(
         [*python, SMOKE, photos, command],
-        cwd=place,
+        cwd=scratch,
         env=clean | own,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""What MkDocs does not do by itself: links to sources, and a site that loads nothing from another host."""
+"""Hooks for MkDocs: links to sources, and a site that loads nothing from another host."""
 
 from __future__ import annotations
 

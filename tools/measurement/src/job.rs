@@ -20,7 +20,7 @@ const BATCH_TIMEOUT: Duration = Duration::from_secs(120);
 /// The samples that a job takes, and the coordinator that serves them.
 pub struct JobOptions<'a> {
     /// Address of the coordinator.
-    pub place: &'a CoordinatorPaths,
+    pub paths: &'a CoordinatorPaths,
     /// The pipeline, which is the stream's too.
     pub spec: &'a PipelineSpec,
     /// Form in which the job asks for cached samples.
@@ -43,7 +43,7 @@ impl MeasuredJob {
     /// If the coordinator refuses the job.
     pub fn attach(options: &JobOptions<'_>) -> Result<MeasuredJob> {
         let loader = Loader::new(LoaderOptions {
-            place: options.place.clone(),
+            place: options.paths.clone(),
             name: "coprep".into(),
             program: None,
             attach: attach(options)?,

@@ -25,7 +25,7 @@ pub struct MeasurementPlan {
     pub batch_size: u32,
     /// Processors that prepare.
     pub cpus: u32,
-    /// How much slower storage is made than it is.
+    /// Factor by which storage is slowed down.
     pub storage: Slowness,
     /// Seconds of each measurement.
     pub seconds: f64,
@@ -90,8 +90,8 @@ const FIRST_SAMPLES: u32 = 256;
 /// Returns `count` numbers below `all`, evenly spaced.
 fn evenly(all: u32, count: u32) -> Vec<u32> {
     let count = count.clamp(1, all.max(1));
-    let place = |i: u32| (u64::from(i) * u64::from(all) / u64::from(count)) as u32;
-    (0..count).map(place).collect()
+    let at = |i: u32| (u64::from(i) * u64::from(all) / u64::from(count)) as u32;
+    (0..count).map(at).collect()
 }
 
 impl MeasurementPlan {
@@ -165,7 +165,7 @@ impl MeasurementPlan {
     ) -> Result<Probe> {
         let coordinator = PrivateCoordinator::start(&self.program, serve)?;
         let job = MeasuredJob::attach(&JobOptions {
-            place: &coordinator.place,
+            paths: &coordinator.paths,
             spec,
             form: source.form(),
             ids,

@@ -22,7 +22,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub struct PrivateCoordinator {
     child: Child,
     /// Address of the coordinator.
-    pub place: CoordinatorPaths,
+    pub paths: CoordinatorPaths,
     folder: TempDir,
 }
 
@@ -33,12 +33,12 @@ impl PrivateCoordinator {
     /// If the coordinator ends or does not listen in time. The error has its log.
     pub fn start(program: &Path, arguments: &[String]) -> Result<Self> {
         let folder = scratch_folder()?;
-        let place = CoordinatorPaths::at(folder.path().join("socket"));
+        let paths = CoordinatorPaths::at(folder.path().join("socket"));
         let log = std::fs::File::create(folder.path().join("log"))?;
-        let mut command = serve_command(program, arguments, &place, names_of_variables());
+        let mut command = serve_command(program, arguments, &paths, names_of_variables());
         let mut started = PrivateCoordinator {
             child: command.stderr(log).spawn()?,
-            place,
+            paths,
             folder,
         };
         started.wait_until_it_listens()?;
@@ -47,7 +47,7 @@ impl PrivateCoordinator {
 
     fn wait_until_it_listens(&mut self) -> Result<()> {
         let end = Instant::now() + TIMEOUT;
-        while control::status(&self.place, 0).is_err() {
+        while control::status(&self.paths, 0).is_err() {
             if let Some(how) = self.child.try_wait()? {
                 return Err(format!("its coordinator ended ({how}): {}", self.log()).into());
             }
@@ -79,7 +79,7 @@ impl PrivateCoordinator {
     /// # Errors
     /// If it does not answer.
     pub fn status(&self) -> Result<Status> {
-        Ok(control::status(&self.place, 0)?)
+        Ok(control::status(&self.paths, 0)?)
     }
 }
 
@@ -95,7 +95,7 @@ fn names_of_variables() -> impl Iterator<Item = OsString> {
 fn serve_command(
     program: &Path,
     arguments: &[String],
-    place: &CoordinatorPaths,
+    paths: &CoordinatorPaths,
     inherited: impl IntoIterator<Item = OsString>,
 ) -> Command {
     let mut command = Command::new(program);
@@ -112,14 +112,14 @@ fn serve_command(
         }
     }
     // This comes last, since the user may have named a socket too.
-    command.env("COPREP_SOCKET", &place.socket);
+    command.env("COPREP_SOCKET", &paths.socket);
     command
 }
 
 impl Drop for PrivateCoordinator {
     fn drop(&mut self) {
         // The coordinator may have ended already, or may not answer. The loop below finds out.
-        let _ = control::stop(&self.place);
+        let _ = control::stop(&self.paths);
         let end = Instant::now() + TIMEOUT;
         while matches!(self.child.try_wait(), Ok(None)) {
             if Instant::now() > end {
@@ -141,11 +141,11 @@ mod tests {
 
     #[test]
     fn no_setting_of_the_user_reaches_the_coordinator() {
-        let place = CoordinatorPaths::at("/nowhere/socket".into());
+        let paths = CoordinatorPaths::at("/nowhere/socket".into());
         let names = ["COPREP_CACHE", "COPREP_LOG", "COPREP_SOCKET", "PATH"].map(OsString::from);
-        let command = serve_command(Path::new("coprep"), &[], &place, names);
+        let command = serve_command(Path::new("coprep"), &[], &paths, names);
         let changes: Vec<_> = command.get_envs().collect();
-        let socket = place.socket.as_os_str();
+        let socket = paths.socket.as_os_str();
         let expected: [(&str, Option<&OsStr>); 3] = [
             ("COPREP_CACHE", None),
             ("COPREP_LOG", None),

@@ -16,19 +16,19 @@ use crate::progress::WorkProgress;
 use crate::{Outcome, args};
 
 /// Fills the cache of a folder, or the caches of a script.
-pub(crate) fn run(place: &CoordinatorPaths, args: &args::WarmArgs) -> Outcome {
+pub(crate) fn run(paths: &CoordinatorPaths, args: &args::WarmArgs) -> Outcome {
     if let Some(from) = &args.from {
-        return script::run(place, from, args);
+        return script::run(paths, from, args);
     }
     let folder = args.folder.as_deref().unwrap_or(Path::new("."));
     let request = Warm {
-        // Any random operator would do in place of the jobs' own: the cache does not depend on it.
+        // Any random operator would do in paths of the jobs' own: the cache does not depend on it.
         pipeline: args.fixed.then_crop(224).pipeline(folder)?,
         cache: cache(args),
     };
     let cached = request.pipeline.cached();
     let mut display = WarmDisplay::new(args.json);
-    let result = control::warm(place, request, |progress| display.update(progress));
+    let result = control::warm(paths, request, |progress| display.update(progress));
     let done = result?;
     display.finish(&done, &for_jobs(&cached, done.form))?;
     Ok(exit_code(&done))

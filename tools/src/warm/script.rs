@@ -57,7 +57,7 @@ struct LoaderCounts {
 }
 
 /// Runs the script until its loaders are warmed.
-pub(super) fn run(place: &CoordinatorPaths, from: &OsStr, args: &args::WarmArgs) -> Outcome {
+pub(super) fn run(paths: &CoordinatorPaths, from: &OsStr, args: &args::WarmArgs) -> Outcome {
     interrupt::catch_signals()?;
     let python = args.python.clone().unwrap_or_else(python);
     let mut command = Command::new(&python);
@@ -65,7 +65,7 @@ pub(super) fn run(place: &CoordinatorPaths, from: &OsStr, args: &args::WarmArgs)
         .args(["-m", "coprep._warm"])
         .arg(from)
         .args(&args.arguments)
-        .env("COPREP_SOCKET", &place.socket)
+        .env("COPREP_SOCKET", &paths.socket)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     let mut group =

@@ -56,13 +56,13 @@ pub enum ScreenExit {
 ///
 /// # Errors
 /// If the coordinator refuses to answer, or if the terminal cannot be used.
-pub fn show(place: &CoordinatorPaths, interval: Duration) -> Result<ScreenExit> {
-    let first = match control::status(place, SLOW) {
+pub fn show(paths: &CoordinatorPaths, interval: Duration) -> Result<ScreenExit> {
+    let first = match control::status(paths, SLOW) {
         // No coordinator runs yet: people open this first, and then start their jobs.
         Err(e) if *e.kind() == ErrorKind::Absent => None,
         status => Some(status?),
     };
-    let mut watch = Watch::start(place, interval)?;
+    let mut watch = Watch::start(paths, interval)?;
     let exit = on_screen(|terminal| run(terminal, &mut watch, first, interval))?;
     if let ScreenExit::Signal(_) = exit {
         watch.signals.thread_unblock()?;
@@ -86,10 +86,10 @@ pub fn why_no_screen() -> Option<&'static str> {
 ///
 /// # Errors
 /// If no coordinator runs, or if it refuses to answer.
-pub fn once(place: &CoordinatorPaths, interval: Duration) -> Result<String> {
-    let before = control::status(place, SLOW)?;
+pub fn once(paths: &CoordinatorPaths, interval: Duration) -> Result<String> {
+    let before = control::status(paths, SLOW)?;
     std::thread::sleep(interval);
-    let now = control::status(place, SLOW)?;
+    let now = control::status(paths, SLOW)?;
     Ok(text(before, now))
 }
 

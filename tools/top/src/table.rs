@@ -31,7 +31,7 @@ pub(crate) type Bar<R> = fn(&R, &Theme, usize) -> Vec<Span<'static>>;
 /// A table to draw.
 pub(crate) struct Table<'a, R> {
     pub(crate) columns: &'a [Column<R>],
-    /// Head of the first column, in place of its own.
+    /// Head of the first column, in paths of its own.
     pub(crate) title: String,
     pub(crate) rows: &'a [R],
     pub(crate) selected: Option<usize>,

@@ -36,16 +36,16 @@ pub(crate) struct Watch {
 impl Watch {
     /// Starts the threads. Blocks the signals that end a process, in the caller and in all threads that it starts
     /// later.
-    pub(crate) fn start(place: &CoordinatorPaths, interval: Duration) -> Result<Self> {
+    pub(crate) fn start(paths: &CoordinatorPaths, interval: Duration) -> Result<Self> {
         let (sender, events) = channel();
         let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT]);
         // Before any thread starts, since threads inherit the mask.
         signals.thread_block()?;
-        let (place, to_keys, to_signals) = (place.clone(), sender.clone(), sender.clone());
+        let (paths, to_keys, to_signals) = (paths.clone(), sender.clone(), sender.clone());
         let threads = vec![
             thread("keys", move || keys(&to_keys))?,
             thread("signals", move || wait_for(&signals, &to_signals))?,
-            thread("looks", move || poll(&place, interval, &sender))?,
+            thread("looks", move || poll(&paths, interval, &sender))?,
         ];
         Ok(Watch {
             events,
@@ -103,12 +103,12 @@ fn wait_for(signals: &SigSet, sender: &Sender<ScreenEvent>) {
 }
 
 /// Asks the coordinator for its status once per interval, or at once after an answer that took longer.
-fn poll(place: &CoordinatorPaths, interval: Duration, sender: &Sender<ScreenEvent>) {
+fn poll(paths: &CoordinatorPaths, interval: Duration, sender: &Sender<ScreenEvent>) {
     let mut due = Instant::now() + interval;
     loop {
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         due = Instant::now() + interval;
-        let status = Box::new(control::status(place, SLOW));
+        let status = Box::new(control::status(paths, SLOW));
         if sender.send(ScreenEvent::Status(status)).is_err() {
             return;
         }

@@ -15,10 +15,10 @@ mod common;
 #[test]
 fn a_job_is_shown_with_its_stream_while_it_takes_batches() {
     let mut node = common::Node::start();
-    let place = node.place();
+    let paths = node.paths();
     let ids: Vec<u32> = (0..64).collect();
     let job = MeasuredJob::attach(&JobOptions {
-        place: &place,
+        paths: &paths,
         spec: &common::numbers(64),
         form: CacheForm::Off,
         ids: &ids,
@@ -32,7 +32,7 @@ fn a_job_is_shown_with_its_stream_while_it_takes_batches() {
             Ok(())
         })
         .unwrap();
-        control::status(&place, 0).unwrap()
+        control::status(&paths, 0).unwrap()
     };
     let (before, now) = (take_epoch(), take_epoch());
     assert_eq!(samples, 128);
@@ -44,7 +44,7 @@ fn a_job_is_shown_with_its_stream_while_it_takes_batches() {
     assert!(text.starts_with(&pid), "{text}");
     // Nobody takes batches any more.
     job.close();
-    let text = coprep_top::once(&place, Duration::from_millis(20)).unwrap();
+    let text = coprep_top::once(&paths, Duration::from_millis(20)).unwrap();
     assert!(text.starts_with(&pid), "{text}");
     node.end();
 }
@@ -52,6 +52,6 @@ fn a_job_is_shown_with_its_stream_while_it_takes_batches() {
 #[test]
 fn without_a_coordinator_there_is_no_text() {
     let folder = tempfile::tempdir().unwrap();
-    let place = CoordinatorPaths::at(folder.path().join("run/coordinator.sock"));
-    assert!(coprep_top::once(&place, Duration::ZERO).is_err());
+    let paths = CoordinatorPaths::at(folder.path().join("run/coordinator.sock"));
+    assert!(coprep_top::once(&paths, Duration::ZERO).is_err());
 }

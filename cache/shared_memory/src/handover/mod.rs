@@ -79,8 +79,8 @@
 //!
 //! The coordinator trusts nothing in *reply*. `taken` must not decrease, not even below the items taken back, and must
 //! not pass `published`. Each release must be of an item that is published, taken and not yet released. Otherwise the
-//! session ends ([`crate::ErrorKind::Misbehaved`]). A consumer that falsely says that it sleeps costs one system call
-//! per item. The consumer checks every item too ([`Item::check`]).
+//! session ends ([`crate::ErrorKind::ProtocolViolation`]). A consumer that falsely says that it sleeps costs one system
+//! call per item. The consumer checks every item too ([`Item::check`]).
 //!
 //! The steps are in [`protocol`]. They make no system calls, and `tests/loom.rs` model-checks them.
 

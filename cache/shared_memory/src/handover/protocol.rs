@@ -209,7 +209,7 @@ pub trait Futex {
 
 /// The error that every slot of the ring is in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("all places of the ring are in flight")]
+#[error("all entries of the ring are in flight")]
 pub struct Full;
 
 /// A consumer's violation of the protocol.
@@ -283,7 +283,7 @@ impl<W: Words> Publisher<W> {
             return Err(Full);
         }
         let seq = self.published;
-        place(self.words.items(), seq).store(item);
+        entry(self.words.items(), seq).store(item);
         self.in_flight.insert(seq);
         self.published += 1;
         let deliver = self.words.deliver();
@@ -386,7 +386,7 @@ impl<W: Words> Publisher<W> {
             self.taken()?;
         }
         for _ in 0..news {
-            let seq = place(self.words.releases(), self.read).load(Ordering::Relaxed);
+            let seq = entry(self.words.releases(), self.read).load(Ordering::Relaxed);
             self.read += 1;
             if seq >= self.taken || !self.in_flight.remove(&seq) {
                 return Err(MalformedItem::NotHeld { seq });
@@ -436,7 +436,7 @@ impl<W: Words> Publisher<W> {
     }
 }
 
-fn place<T>(ring: &[T], seq: u64) -> &T {
+fn entry<T>(ring: &[T], seq: u64) -> &T {
     &ring[(seq % ring.len() as u64) as usize]
 }
 
@@ -478,7 +478,7 @@ impl Taker {
     pub fn take(&self, words: &impl Words) -> Option<(u64, Item, bool)> {
         loop {
             let seq = Taker::next(words)?;
-            let item = place(words.items(), seq).load();
+            let item = entry(words.items(), seq).load();
             // Release: pairs with the acquires in `Publisher::taken` and `take_back`; our reads of the item are over.
             // If it fails, the coordinator took the item back, and the item we read may be a later one.
             let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
@@ -526,7 +526,7 @@ pub struct Releaser {
 impl Releaser {
     /// Gives back an item that was taken and not yet released. Returns true if the coordinator sleeps and must be rung.
     pub fn release(&mut self, words: &impl Words, seq: u64) -> bool {
-        place(words.releases(), self.released).store(seq, Ordering::Relaxed);
+        entry(words.releases(), self.released).store(seq, Ordering::Relaxed);
         self.released += 1;
         // Release: pairs with the acquire in `Publisher::poll_released`. The entry, the count of items taken and all
         // our accesses to the minibatch come before it.

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::error::{Result, invalid, misbehaved};
+use crate::error::{Result, invalid, protocol_violation};
 use crate::futex::{self, Woken};
 use crate::handover::doorbell::Ringer;
 use crate::handover::protocol::{Account, Futex, Item, ItemKind, Releaser, Taker, Words};
@@ -66,7 +66,7 @@ impl Receiver {
         self.ring_if(ring);
         match item.kind() {
             Some(_) => Ok(Some((seq, item))),
-            None => Err(misbehaved(
+            None => Err(protocol_violation(
                 WHAT,
                 format!("item {seq} is of unknown kind {}", item.kind),
             )),
@@ -226,7 +226,7 @@ impl Item {
     /// Fails unless the slots that the item names are inside the staging area.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Misbehaved`].
+    /// [`crate::ErrorKind::ProtocolViolation`].
     pub fn check(&self, layout: &Layout) -> Result<()> {
         let inside = self.buffer < layout.buffers
             && self
@@ -236,7 +236,7 @@ impl Item {
         match self.kind() {
             Some(ItemKind::Part) if inside => Ok(()),
             Some(ItemKind::EpochEnd | ItemKind::Error) => Ok(()),
-            _ => Err(misbehaved(
+            _ => Err(protocol_violation(
                 WHAT,
                 format!("{self:?} is not inside {layout:?}"),
             )),

@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::{Result, invalid, misbehaved};
+use crate::error::{Result, invalid, protocol_violation};
 use crate::handover::protocol::{DeliverHead, ItemSlot, MAGIC, ReplyHead, Words};
 use crate::mapping::{self, Mapping, Region, SharedPlain};
 
@@ -122,10 +122,16 @@ fn read_capacity(deliver: &OwnedFd) -> Result<u32> {
     )?;
     let (magic, capacity) = (&head.head().magic, &head.head().capacity);
     if magic.load(Ordering::Acquire) != MAGIC {
-        return Err(misbehaved(DELIVER, "not one of this version of coprep"));
+        return Err(protocol_violation(
+            DELIVER,
+            "not one of this version of coprep",
+        ));
     }
     match capacity.load(Ordering::Relaxed) {
         capacity @ 1..=MOST => Ok(capacity),
-        capacity => Err(misbehaved(DELIVER, format!("a capacity of {capacity}"))),
+        capacity => Err(protocol_violation(
+            DELIVER,
+            format!("a capacity of {capacity}"),
+        )),
     }
 }

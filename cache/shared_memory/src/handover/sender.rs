@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::error::{Error, Result, invalid, misbehaved};
+use crate::error::{Error, Result, invalid, protocol_violation};
 use crate::handover::protocol::{Account, Full, Futex, Item, MalformedItem, Publisher};
 use crate::handover::region::{RegionFiles, Regions};
 use crate::mapping;
@@ -81,7 +81,7 @@ impl Sender {
     /// Returns the total number of items taken or taken back.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Misbehaved`] if the consumer's count went back or passed the items published.
+    /// [`crate::ErrorKind::ProtocolViolation`] if the consumer's count went back or passed the items published.
     pub fn taken(&mut self) -> Result<u64> {
         self.publisher.taken().map_err(malformed)
     }
@@ -116,8 +116,8 @@ impl Sender {
     /// Calls `each` with every item released since the last call.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Misbehaved`] if the consumer released an item that it does not have. The caller should end
-    /// its session.
+    /// [`crate::ErrorKind::ProtocolViolation`] if the consumer released an item that it does not have. The caller
+    /// should end its session.
     pub fn poll_released(&mut self, each: impl FnMut(u64)) -> Result<()> {
         self.publisher.poll_released(each).map_err(malformed)
     }
@@ -153,7 +153,7 @@ impl Sender {
 }
 
 fn malformed(violation: MalformedItem) -> Error {
-    misbehaved(
+    protocol_violation(
         "a consumer wrote an invalid value into its reply region",
         violation,
     )

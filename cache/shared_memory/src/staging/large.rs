@@ -135,8 +135,8 @@ struct LargeState {
     reserved: u64,
     /// Use of the large area by each buffer.
     buffers: Vec<BufferUse>,
-    turns: u64,
-    /// Slots that wait for an extent: the turn of the buffer, the buffer, the slot.
+    fills: u64,
+    /// Slots that wait for an extent: the number of the fill, the buffer, the slot.
     waiting: BTreeSet<(u64, u32, u32)>,
     /// Mean of the bytes that recent minibatches took, or `None` if none is finished.
     typical: Option<f64>,
@@ -149,7 +149,7 @@ struct BufferUse {
     /// Extents by slot: whole pages, and the bytes that the value takes of them.
     extents: BTreeMap<u32, (Range<usize>, usize)>,
     /// While the buffer is filled: the number of buffers that were begun before it.
-    turn: Option<u64>,
+    fill: Option<u64>,
     /// True if its slots may hold markers, of this use or of an earlier one.
     is_marked: bool,
 }
@@ -179,8 +179,8 @@ enum ExtentPlan {
 impl LargeState {
     /// Ends the wait of a slot. Returns true if the slot waited.
     fn waits_no_more(&mut self, buffer: u32, slot: u32) -> bool {
-        let turn = self.buffers[buffer as usize].turn;
-        turn.is_some_and(|turn| self.waiting.remove(&(turn, buffer, slot)))
+        let fill = self.buffers[buffer as usize].fill;
+        fill.is_some_and(|fill| self.waiting.remove(&(fill, buffer, slot)))
     }
 
     /// Frees the extent of a slot and ends its wait. Returns true if it had an extent or waited for one.
@@ -206,7 +206,7 @@ impl LargeArea {
                 top: start,
                 reserved: 0,
                 buffers: vec![BufferUse::default(); buffers as usize],
-                turns: 0,
+                fills: 0,
                 waiting: BTreeSet::new(),
                 typical: None,
                 is_retired: false,
@@ -246,10 +246,10 @@ impl LargeArea {
     /// must clear them.
     pub(super) fn begin(&self, buffer: u32) -> bool {
         let mut state = self.state();
-        let turn = state.turns;
-        state.turns += 1;
+        let fill = state.fills;
+        state.fills += 1;
         let buffer = &mut state.buffers[buffer as usize];
-        buffer.turn = Some(turn);
+        buffer.fill = Some(fill);
         std::mem::take(&mut buffer.is_marked)
     }
 
@@ -257,7 +257,7 @@ impl LargeArea {
     pub(super) fn finish(&self, buffer: u32) {
         let mut state = self.state();
         let bytes = state.buffers[buffer as usize].bytes() as f64;
-        state.buffers[buffer as usize].turn = None;
+        state.buffers[buffer as usize].fill = None;
         let typical = state.typical.get_or_insert(bytes);
         *typical += (bytes - *typical) * WEIGHT;
         // Another buffer may be the first now, and its slots may take memory beyond the limit.
@@ -268,7 +268,7 @@ impl LargeArea {
     pub(super) fn release(&self, buffer: u32) {
         let mut state = self.state();
         let its = &mut state.buffers[buffer as usize];
-        its.turn = None;
+        its.fill = None;
         let extents = std::mem::take(&mut its.extents);
         extents
             .into_values()
@@ -279,16 +279,16 @@ impl LargeArea {
     /// Returns true if no other buffer that is being filled was begun before this one.
     pub(super) fn is_first(&self, buffer: u32) -> bool {
         let state = self.state();
-        let turns = state.buffers.iter().filter_map(|b| b.turn);
-        turns.min() == state.buffers[buffer as usize].turn
+        let numbers = state.buffers.iter().filter_map(|b| b.fill);
+        numbers.min() == state.buffers[buffer as usize].fill
     }
 
     /// Returns true if no buffer that was begun before this one has a slot that waits for an extent.
     pub(super) fn waits_longest(&self, buffer: u32) -> bool {
         let state = self.state();
-        let turn = state.buffers[buffer as usize].turn;
+        let fill = state.buffers[buffer as usize].fill;
         let longest = state.waiting.first();
-        longest.is_none_or(|&(first, ..)| turn.is_some_and(|turn| turn <= first))
+        longest.is_none_or(|&(first, ..)| fill.is_some_and(|fill| fill <= first))
     }
 
     /// Returns the range of a slot's large value, or `None` if it has none.
@@ -318,12 +318,12 @@ impl LargeArea {
         let Some(typical) = state.typical.filter(|&bytes| bytes >= 1.0) else {
             return free;
         };
-        let taken = |b: &BufferUse| match b.turn {
+        let taken = |b: &BufferUse| match b.fill {
             Some(_) => typical.max(b.bytes() as f64),
             None => b.bytes() as f64,
         };
         let left = self.limit as f64 - state.buffers.iter().map(taken).sum::<f64>();
-        let unfinished = state.buffers.iter().filter(|b| b.turn.is_some()).count() as u32;
+        let unfinished = state.buffers.iter().filter(|b| b.fill.is_some()).count() as u32;
         let least = LEAST_AHEAD.saturating_sub(unfinished);
         // A negative number becomes 0 in this conversion.
         free.min(((left / typical) as u32).max(least))
@@ -354,8 +354,8 @@ impl LargeArea {
         let extent = match plan {
             ExtentPlan::Refused => {
                 let mut state = self.state();
-                if let Some(turn) = state.buffers[buffer as usize].turn {
-                    state.waiting.insert((turn, buffer, slot));
+                if let Some(fill) = state.buffers[buffer as usize].fill {
+                    state.waiting.insert((fill, buffer, slot));
                 }
                 return Ok(None);
             }

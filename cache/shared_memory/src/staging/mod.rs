@@ -99,7 +99,7 @@ impl Layout {
                 "it needs at least one buffer, one slot, one field, and one byte per field",
             );
         }
-        let Some((fields, stride)) = place(field_sample_bytes, slots as usize) else {
+        let Some((fields, stride)) = lay_out(field_sample_bytes, slots as usize) else {
             return invalid("a buffer is larger than the address space");
         };
         if stride
@@ -216,7 +216,7 @@ impl Layout {
     }
 }
 
-fn place(sample_bytes: &[usize], slots: usize) -> Option<(Vec<FieldArea>, usize)> {
+fn lay_out(sample_bytes: &[usize], slots: usize) -> Option<(Vec<FieldArea>, usize)> {
     let mut offset = 0usize;
     let mut fields = Vec::with_capacity(sample_bytes.len());
     for &sample_bytes in sample_bytes {

@@ -34,7 +34,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-use crate::error::{Result, misbehaved, os};
+use crate::error::{Result, os, protocol_violation};
 use crate::mapping::{self, Mapping};
 use crate::staging::{Layout, Marker};
 use pagemap::PageMap;
@@ -116,7 +116,7 @@ fn check(file: &OwnedFd, layout: &Layout) -> Result<()> {
             "{} bytes announced, {reserved} bytes reserved",
             layout.total_bytes()
         );
-        return Err(misbehaved(WHAT, why));
+        return Err(protocol_violation(WHAT, why));
     }
     Ok(())
 }
@@ -153,7 +153,7 @@ impl StagingView {
     /// The caller asks when it takes the item that names the slots, before anybody can have written there.
     ///
     /// # Errors
-    /// If a slot says that its value lies in an impossible place.
+    /// If a slot says that its value lies outside of the memory for large values.
     ///
     /// # Panics
     /// If there is no such buffer or slot.
@@ -184,13 +184,13 @@ impl StagingView {
             && (marker.offset.checked_add(marker.len)).is_some_and(|last| last <= end)
             // Reading memory that is not reserved would allocate it.
             && marker.len <= mapping::reserved_of_file(WHAT, &self.file)?;
-        let place = usize::try_from(marker.offset).ok();
-        let place = place.zip(usize::try_from(marker.len).ok());
-        match place.filter(|_| is_inside) {
+        let extent = usize::try_from(marker.offset).ok();
+        let extent = extent.zip(usize::try_from(marker.len).ok());
+        match extent.filter(|_| is_inside) {
             Some((offset, len)) => Ok(LargeValue { slot, offset, len }),
-            None => Err(misbehaved(
+            None => Err(protocol_violation(
                 WHAT,
-                format!("slot {slot} names a place outside of it: {marker:?}"),
+                format!("slot {slot} names an extent outside of it: {marker:?}"),
             )),
         }
     }

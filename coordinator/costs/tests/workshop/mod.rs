@@ -222,8 +222,8 @@ impl Floor<'_> {
         let usual = expected[longest[expected.len() / 2]];
         longest.retain(|&i| expected[i] > 3.0 * usual);
         let window = self.period * f64::from(self.shop.window);
-        for (place, &i) in longest.iter().enumerate() {
-            let lead = window * (1.0 - place as f64 / longest.len() as f64);
+        for (rank, &i) in longest.iter().enumerate() {
+            let lead = window * (1.0 - rank as f64 / longest.len() as f64);
             keys[i] = keys[i].min(self.due - lead);
         }
     }

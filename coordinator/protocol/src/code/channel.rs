@@ -70,7 +70,7 @@ impl Channel {
 
     /// Returns `true` if the other side has hung up.
     #[must_use]
-    pub fn is_lost(&self) -> bool {
+    pub fn is_disconnected(&self) -> bool {
         let mut fds = [PollFd::new(
             std::os::fd::AsFd::as_fd(&self.socket),
             PollFlags::empty(),
@@ -185,7 +185,7 @@ mod tests {
         sender.join().expect("no panic");
         let end = there.receive(limit).expect_err("the other side is gone");
         assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
-        assert!(there.is_lost());
+        assert!(there.is_disconnected());
     }
 
     #[test]

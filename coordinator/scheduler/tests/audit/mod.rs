@@ -13,13 +13,13 @@ struct Book {
     set: RoaringBitmap,
     epoch: u64,
     left: RoaringBitmap,
-    /// The sample of this epoch that it was dealt last.
+    /// The sample of this epoch that it was assigned last.
     last: Option<u32>,
     /// By rank.
     ranks: Vec<Rank>,
     /// Number of rounds of this epoch that some ranks were given before others returned.
     behind: usize,
-    /// The state of the epoch before when its last sample was dealt.
+    /// The state of the epoch before when its last sample was assigned.
     before: Option<Box<Book>>,
 }
 
@@ -34,7 +34,7 @@ struct Rank {
 /// A rank that returns to an epoch.
 #[derive(Clone, Default)]
 pub(crate) struct Back {
-    /// How many batches fewer it was given than the foremost rank.
+    /// Number of batches fewer it was given than the foremost rank.
     pub(crate) behind: u32,
     /// `true` if it was given all of the epoch.
     pub(crate) is_done: bool,
@@ -79,7 +79,7 @@ impl Audit {
             delivered: RoaringBitmap::new(),
             bad: RoaringBitmap::new(),
         });
-        // Samples known to be bad may be dealt in the rest of an epoch if the ranks would not be level without them.
+        // Samples known to be bad may be assigned in the rest of an epoch if the ranks would not be level without them.
         let none = RoaringBitmap::new();
         let bad = spec.resume.as_ref().map_or(&self.bad, |_| &none);
         book.begin(resume.epoch, bad);
@@ -214,7 +214,7 @@ impl Audit {
             }
             assert_eq!(delivery.epoch, book.epoch);
             book.left.extend(ids);
-            // In ascending order it may be dealt these next.
+            // In ascending order it may be assigned these next.
             book.last = ids.iter().min().and_then(|first| first.checked_sub(1));
             book.ranks[delivery.rank as usize].undo(delivery);
         }
@@ -226,7 +226,7 @@ impl Audit {
 }
 
 impl Rank {
-    /// Undoes the last slice, which was not dealt after all.
+    /// Undoes the last slice, which was not assigned after all.
     fn undo(&mut self, d: &Delivery) {
         let size = self.sizes.last_mut().expect("a batch");
         *size -= d.len;
@@ -261,7 +261,7 @@ impl Book {
         }
     }
 
-    /// Members of a cohort are dealt samples that are known to be bad as well.
+    /// Members of a cohort are assigned samples that are known to be bad as well.
     fn leaves_out_bad(&self) -> bool {
         self.spec.skip_bad && self.spec.cohort.is_none()
     }
@@ -315,7 +315,7 @@ impl Book {
         let lost = self.lost(bad);
         let round = self.round();
         // With batches of one sample, nothing can even out the gap of a bad sample, or the sample that it adds to the
-        // rest of an epoch when its batch is dealt again.
+        // rest of an epoch when its batch is assigned again.
         let drops = self.spec.drop_last || (self.spec.batch_size == 1 && !bad.is_empty());
         assert!(
             lost == 0 || (drops && lost < round + (&self.left & bad).len()),
@@ -333,7 +333,7 @@ impl Book {
         assert!(self.ranks.iter().all(|r| !r.open));
         let batch_size = self.spec.batch_size;
         let rounds = self.ranks[0].sizes.len();
-        // Ranks that return behind the others may be dealt the whole rest of the epoch.
+        // Ranks that return behind the others may be assigned the whole rest of the epoch.
         let last = 2.max(self.behind + 1);
         let full = |r: &Rank| {
             r.sizes[..rounds.saturating_sub(last)]

@@ -54,11 +54,11 @@ pub(super) struct Forked {
 struct ForkServerState {
     samples: Option<u64>,
     mapped: bool,
-    /// Why a request that is about no worker failed.
+    /// Reason why a request that is about no worker failed.
     failed: Option<String>,
     /// Workers by number.
     workers: Vec<WorkerState>,
-    /// How the fork server ended, once it has.
+    /// Description of the end of the fork server, once it has ended.
     ended: Option<Ended>,
 }
 
@@ -69,7 +69,7 @@ struct WorkerState {
     /// its end.
     makes_samples: bool,
     socket: Option<UnixStream>,
-    /// Why the latest request about the worker failed.
+    /// Reason why the latest request about the worker failed.
     failed: Option<String>,
     exited: Option<String>,
 }
@@ -81,8 +81,8 @@ impl ForkServerState {
     }
 
     fn pids(&self) -> Vec<u32> {
-        let makers = self.workers.iter().filter(|w| w.makes_samples);
-        let running = makers.filter(|w| w.exited.is_none());
+        let producers = self.workers.iter().filter(|w| w.makes_samples);
+        let running = producers.filter(|w| w.exited.is_none());
         running.map(|w| w.pid).filter(|&pid| pid > 0).collect()
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct SampleShape {
     typical_blob: u64,
     /// Bytes of the packed deterministic part.
     pub(crate) kept: u64,
-    /// How the job makes batches of the fields.
+    /// Instructions for making batches of the fields, for the job.
     pub(crate) structure: Vec<u8>,
 }
 

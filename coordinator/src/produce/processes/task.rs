@@ -21,7 +21,7 @@ pub(crate) trait Task: Send {
     fn estimate(&self) -> TaskEstimate;
     /// Tells the task that a worker has it and will begin it. Returns the buffer and slot as long as the slot is
     /// offered. Returns `None` if the slot is known already, or is better decided when the sample is made.
-    fn offer(&mut self, given: &TaskHandle) -> Option<(u32, u32)>;
+    fn offer(&mut self, handle: &TaskHandle) -> Option<(u32, u32)>;
     /// Tells the task that no worker has it any more, so that it waits again.
     fn put_back(&mut self);
     /// Returns the buffer and slot, and decides on them now if that was not done before. `is_about_to_write`: the
@@ -52,7 +52,7 @@ pub(crate) enum Begin {
     Over(TaskOutcome),
 }
 
-/// Place for a sample that is larger than its slot.
+/// Room for a sample that is larger than its slot.
 pub(crate) enum LargeRoom {
     /// The sample is written from this byte of the staging area on.
     At(u64),

@@ -142,15 +142,15 @@ struct Chunk {
     /// The chunk's samples. An entry is `None` once the sample has ended or was withdrawn.
     tasks: Vec<Option<PoolTask>>,
     left: usize,
-    /// A handle of each sample, once the process has been given the chunk.
-    hands: Vec<Hand>,
+    /// The samples as they were assigned, once the process has been given the chunk.
+    assigned: Vec<AssignedTask>,
     /// `true` if no sample of it delays the next chunk for long.
     is_quick: bool,
 }
 
-/// The thread's handle of a sample that the process was given.
-struct Hand {
-    given: TaskHandle,
+/// A sample that the process was given, as the thread sees it.
+struct AssignedTask {
+    handle: TaskHandle,
     /// The slot that the process was offered, where another may still take its place. The process either takes it or is
     /// told one.
     offered: Option<SlotAddress>,
@@ -345,10 +345,10 @@ impl Worker {
             is_quick: tasks.iter().all(is_quick),
             left: tasks.len(),
             tasks: tasks.into_iter().map(Some).collect(),
-            hands: Vec::new(),
+            assigned: Vec::new(),
         });
         let idle = self.chunks.len() == 1;
-        if idle && let Some(process) = self.process.take_if(|p| p.channel.is_lost()) {
+        if idle && let Some(process) = self.process.take_if(|p| p.channel.is_disconnected()) {
             // The process ended while it had nothing to do, so no sample is at fault.
             if self.reap(process.number, process.pid, "").is_none() {
                 return Ok(());
@@ -373,17 +373,16 @@ impl Worker {
         chunk.number = process.next_chunk;
         process.next_chunk = (process.next_chunk + 1) % CHUNKS;
         for (task, index) in chunk.tasks.iter_mut().flatten().zip(0..) {
-            let given = TaskHandle::new(&process.task_table, code::entry(chunk.number, index));
+            let handle = TaskHandle::new(&process.task_table, code::entry(chunk.number, index));
             let offered = if task.estimate.is_quick {
                 // A quick sample is bound at once, because no other can be ready before it.
-
                 task.work.bind(true);
                 None
             } else {
-                task.work.offer(&given)
+                task.work.offer(&handle)
             };
-            chunk.hands.push(Hand {
-                given,
+            chunk.assigned.push(AssignedTask {
+                handle,
                 offered,
                 is_told: false,
             });
@@ -429,10 +428,10 @@ impl WorkerProcess {
     ) -> std::result::Result<ChunkRequest, String> {
         let mut at = 0;
         let mut request = ChunkRequest::new(chunk.number, chunk.tasks.len());
-        for (task, hand) in chunk.tasks.iter().flatten().zip(&chunk.hands) {
+        for (task, assigned) in chunk.tasks.iter().flatten().zip(&chunk.assigned) {
             let mut sample = task.work.request();
-            if hand.offered.is_some() {
-                (sample.place, sample.is_offered) = (hand.offered, true);
+            if assigned.offered.is_some() {
+                (sample.place, sample.is_offered) = (assigned.offered, true);
             }
             if let (Some(cache), Some(file)) = (cache, self.scratch.get(chunk.number as usize)) {
                 fill(&mut sample, cache, file, &mut at).map_err(|e| e.to_string())?;

@@ -58,7 +58,7 @@ struct ZygoteState {
     fork_servers: u32,
     /// Fork servers that have ended, until somebody asks how.
     exited: HashMap<u32, Ended>,
-    /// How the zygote ended, once it has.
+    /// Description of the end of the zygote, once it has ended.
     ended: Option<Ended>,
 }
 

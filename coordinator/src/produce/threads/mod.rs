@@ -5,7 +5,7 @@
 //! [`coprep_costs::balance`]). Storage that is slow or dead holds up the work of its own datasets only ([`slow`]).
 
 #[cfg(feature = "measure")]
-mod pass;
+mod pool_overhead;
 mod reading;
 mod slow;
 mod stages;
@@ -26,7 +26,7 @@ use crate::error::{defect, os};
 use crate::observe::stalls::{FetchWeight, StallClock};
 use crate::produce::deadline_queue::Deadline;
 #[cfg(feature = "measure")]
-pub use crate::produce::threads::pass::pass;
+pub use crate::produce::threads::pool_overhead::pool_overhead;
 use crate::produce::threads::reading::ReadMark;
 pub(crate) use crate::produce::threads::reading::marked;
 pub(crate) use crate::produce::threads::slow::{SourceFile, SourceId};

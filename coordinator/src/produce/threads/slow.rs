@@ -102,7 +102,7 @@ impl<T> SlowSources<T> {
         self.sources.values().any(SlowSource::is_ready)
     }
 
-    /// Takes the task that is due first of those that may begin.
+    /// Takes the task that is due first among the tasks that may begin.
     pub(super) fn pop(&mut self) -> Option<T> {
         let ready = self.sources.values_mut().filter(|slow| slow.is_ready());
         let slow = ready.min_by_key(|slow| slow.waiting.first())?;
@@ -133,7 +133,7 @@ impl<T> SlowSources<T> {
         recovered.map_or_else(Vec::new, |mut slow| slow.waiting.extract(|_| true))
     }
 
-    /// Probes sources that answer nothing, and forgets those that have nothing to do. Returns the tasks that do not
+    /// Probes sources that answer nothing, and forgets sources that have nothing to do. Returns the tasks that do not
     /// read any more, with their times.
     pub(super) fn maintain(
         &mut self,

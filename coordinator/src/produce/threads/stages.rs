@@ -10,14 +10,15 @@
 //! A read that is stuck is set apart, and so are all reads of its source from then on ([`slow`]). They count neither
 //! among the `threads` nor among the `cpus`, because threads beyond both carry them.
 
-use std::time::Instant;
+mod accounting;
 
-use coprep_costs::Interval;
+use std::time::Instant;
 
 use crate::observe::stalls::StallClock;
 use crate::produce::deadline_queue::{Deadline, DeadlineHeap};
 use crate::produce::threads::Ready;
 use crate::produce::threads::slow::{STUCK, SlowSources, SourceFile, SourceId};
+use crate::produce::threads::stages::accounting::Sums;
 use coprep_pipeline::Scratch;
 
 /// A task for a thread.
@@ -107,37 +108,6 @@ pub(super) struct StageQueues<W> {
     /// The sums at the last call of [`start_interval`](Self::start_interval).
     recent: Sums,
     stall_clock: Option<StallClock>,
-}
-
-/// Totals since the start.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sums {
-    pub(super) fetched: u64,
-    pub(super) fetched_bytes: u64,
-    pub(super) prepared: u64,
-    pub(super) fetch_s: f64,
-    pub(super) fetch_cpu_s: f64,
-    pub(super) prepare_s: f64,
-    /// Number of samples fetched by reads that were set apart. They are not in `fetched`, because they say nothing
-    /// about the threads of the pool.
-    pub(super) fetched_apart: u64,
-    /// Thread seconds of the reads that were set apart.
-    pub(super) apart_s: f64,
-    /// Waiting samples times seconds.
-    to_fetch: f64,
-    seconds: f64,
-}
-
-/// The present state of the pool.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Now {
-    pub(super) cpus: u32,
-    pub(super) threads: u32,
-    pub(super) fetching: u32,
-    pub(super) preparing: u32,
-    pub(super) apart: u32,
-    pub(super) to_fetch: u32,
-    pub(super) to_prepare: u32,
 }
 
 impl<W> StageQueues<W> {
@@ -272,7 +242,7 @@ impl<W> StageQueues<W> {
         }
     }
 
-    /// Tells a slow source that it has answered a read with so many bytes.
+    /// Tells a slow source that it has answered a read with `bytes` bytes.
     fn answered(&mut self, now: Instant, step: &Step, bytes: u64) {
         let source = step.source().filter(|source| self.slow.contains(*source));
         // A task may end without a read, because nobody wants its sample any more.
@@ -446,107 +416,6 @@ impl<W> StageQueues<W> {
     /// Returns `true` if storage is quick and the sample that is due first is not fetched yet.
     fn is_fetching_first(&self) -> bool {
         self.threads == self.cpus && self.is_earlier()
-    }
-
-    /// Adds up the time since the last change.
-    pub(super) fn advance_clock(&mut self, now: Instant) {
-        let time = now.saturating_duration_since(self.until);
-        self.until = now;
-        if let Some(mut stall_clock) = self.stall_clock.take() {
-            let (fetch, prep) = self.lacking();
-            stall_clock.add(time, fetch, prep);
-            self.stall_clock = Some(stall_clock);
-        }
-        let seconds = time.as_secs_f64();
-        self.sums.seconds += seconds;
-        self.sums.fetch_s += seconds * f64::from(self.fetching);
-        self.sums.prepare_s += seconds * f64::from(self.preparing);
-        self.sums.apart_s += seconds * f64::from(self.apart);
-        self.sums.to_fetch += seconds * self.to_fetch.len() as f64;
-    }
-
-    /// Returns the weights of storage and of processors in the resources that are lacking now.
-    fn lacking(&self) -> (f64, f64) {
-        let (fetching, preparing) = (f64::from(self.fetching), f64::from(self.preparing));
-        if self.apart > 0 && self.fetching + self.preparing == 0 {
-            // Nothing is lacking but the data of slow sources.
-            return (1.0, 0.0);
-        }
-        if self.fetches_ahead() {
-            // Either processors wait for storage, or fetched samples wait for processors.
-            let are_free = self.preparing < self.cpus || self.to_prepare.is_empty();
-            return if self.fetching > 0 && are_free {
-                (1.0, 0.0)
-            } else {
-                (0.0, preparing)
-            };
-        }
-        // Each thread fetches and then prepares. While it waits for storage, a processor is free.
-        if self.fetching > 0 {
-            (fetching, preparing * self.on_processor())
-        } else {
-            (0.0, preparing)
-        }
-    }
-
-    /// Returns the part of the recent fetching time that was not waiting.
-    fn on_processor(&self) -> f64 {
-        let seen = self.sums.since(&self.recent);
-        if seen.fetch_s > 0.0 {
-            (seen.fetch_cpu_s / seen.fetch_s).min(1.0)
-        } else {
-            1.0
-        }
-    }
-
-    /// Returns the seconds and the number of fetched samples since the last call of
-    /// [`start_interval`](Self::start_interval).
-    pub(super) fn lately(&self) -> (f64, u64) {
-        let (now, then) = (&self.sums, &self.recent);
-        (now.seconds - then.seconds, now.fetched - then.fetched)
-    }
-
-    /// Starts a new interval for [`lately`](Self::lately). Returns the work of the interval that ends.
-    pub(super) fn start_interval(&mut self) -> Interval {
-        let before = std::mem::replace(&mut self.recent, self.sums);
-        self.sums.since(&before)
-    }
-
-    pub(super) fn stall_clock(&self) -> StallClock {
-        self.stall_clock.unwrap_or_default()
-    }
-
-    pub(super) fn sums(&self) -> Sums {
-        self.sums
-    }
-
-    pub(super) fn now(&self) -> Now {
-        Now {
-            cpus: self.cpus,
-            threads: self.threads,
-            fetching: self.fetching,
-            preparing: self.preparing,
-            apart: self.apart,
-            to_fetch: (self.to_fetch.len() + self.slow.waiting()) as u32,
-            to_prepare: self.to_prepare.len() as u32,
-        }
-    }
-}
-
-impl Sums {
-    /// Returns the work done from `before` to now.
-    pub(super) fn since(&self, before: &Sums) -> Interval {
-        let seconds = self.seconds - before.seconds;
-        Interval {
-            seconds,
-            fetched: (self.fetched - before.fetched) as u32,
-            fetched_bytes: self.fetched_bytes - before.fetched_bytes,
-            prepared: (self.prepared - before.prepared) as u32,
-            fetch_s: self.fetch_s - before.fetch_s,
-            fetch_cpu_s: self.fetch_cpu_s - before.fetch_cpu_s,
-            prepare_s: self.prepare_s - before.prepare_s,
-            to_fetch: (self.to_fetch - before.to_fetch) / seconds.max(f64::MIN_POSITIVE),
-        }
     }
 }
 

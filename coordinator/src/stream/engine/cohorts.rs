@@ -2,8 +2,8 @@
 //!
 //! A cohort begins when all its members are here. Once it has begun, members may end or be killed, and the others
 //! continue without them. A member that has ended does not attach again after the connection was lost. So a cohort that
-//! had begun continues when no member has attached for a while. A member that attaches later is first dealt the samples
-//! that it lacks, which are the same that the others were given.
+//! had begun continues when no member has attached for a while. A member that attaches later is first assigned the
+//! samples that it lacks, which are the same that the others were given.
 
 use std::time::{Duration, Instant};
 

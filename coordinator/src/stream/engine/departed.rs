@@ -275,7 +275,7 @@ impl Engine {
     /// Handles a rank that has lost its connection while its process lives. The rank will attach again, and needs the
     /// other ranks for that. So all of them are sent away, and attach again with the samples that each was given.
     ///
-    /// If the others continued without it, the samples that were dealt to it and not taken would be lost.
+    /// If the others continued without it, the samples that were assigned to it and not taken would be lost.
     fn lose_rank(&mut self, rank_id: RankId) {
         let Some(job) = self.jobs.get_mut(&rank_id.job) else {
             return;
@@ -292,7 +292,7 @@ impl Engine {
             rank = rank_id.rank,
             "a rank has lost its connection: all ranks of its job come again"
         );
-        // Set before the rank's place is empty, because the others must not be given anything of the next epoch.
+        // Set before the rank is removed, because the others must not be given anything of the next epoch.
         job.is_over = true;
         // Their sessions last until they have noticed and have copied the batches that they hold. This stream
         // continues, and reuses the buffers of a session once that has ended.

@@ -78,7 +78,7 @@ impl Engine {
         }
         self.scheduler.restart_epoch(JobId(id));
         // Some minibatches of the next epoch may be in preparation already, and the epoch begins anew. Their samples
-        // must neither change places with those of the new minibatches nor be replaced by samples of the epoch.
+        // must neither be exchanged for those of the new minibatches nor be replaced by samples of the epoch.
         let begun = self.in_preparation.iter();
         begun.for_each(|batch| batch.remove_target(JobId(id)));
         let view = self.scheduler.job(JobId(id));
@@ -154,8 +154,8 @@ impl AttachedJob {
     ///
     /// No rank is given a minibatch of an epoch before every rank that is here has taken all of the one before. So if
     /// the coordinator dies, a rank that is in the earlier epoch lacks nothing of it ([`Engine::join_ranks`] goes on
-    /// with the later one). Minibatches that are dealt are ready in the meantime. A job of one rank need not wait for
-    /// itself.
+    /// with the later one). Minibatches that are assigned are ready in the meantime. A job of one rank need not wait
+    /// for itself.
     pub(in crate::stream) fn last_epoch(&self) -> u64 {
         let ranks = self.ranks.iter().flatten();
         let oldest = ranks.filter_map(Consumer::oldest_epoch).min();

@@ -66,10 +66,10 @@ impl ProducerFields<'_> {
     ) -> bool {
         let bytes = self.fixed_bytes() + blob;
         let meta = Meta::of(Form::Prepared);
-        let Some(mut place) = cache.store.reserve(id, bytes, meta) else {
+        let Some(mut reservation) = cache.store.reserve(id, bytes, meta) else {
             return false;
         };
-        let mut rest = place.as_mut_slice();
+        let mut rest = reservation.as_mut_slice();
         for field in 0..self.count {
             let part = self.part(slot, field);
             // The field of no fixed size comes last, and may not fill its part.
@@ -78,11 +78,11 @@ impl ProducerFields<'_> {
             target.copy_from_slice(&part[..len]);
             rest = after;
         }
-        place.commit();
+        reservation.commit();
         true
     }
 
-    /// Fills a slot with the cached bytes of another. A value that is larger than the slot has its place already.
+    /// Fills a slot with the cached bytes of another. A value that is larger than the slot has its extent already.
     pub(super) fn restore(self, bytes: &[u8], slot: &mut SlotMut) -> MeasuredTimes {
         let began = Instant::now();
         let mut rest = bytes;

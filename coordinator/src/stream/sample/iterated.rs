@@ -32,9 +32,13 @@ impl PendingSample {
         let Some(batches) = batches.flatten().filter(|_| self.is_iterated()) else {
             return false;
         };
-        let BoundSlot { batch, place, slot } = self.bound_slot();
+        let BoundSlot {
+            batch,
+            position,
+            slot,
+        } = self.bound_slot();
         slot.forget_large();
-        batch.mark_bad(*place);
+        batch.mark_bad(*position);
         self.end_epoch(self.draw.number.min(batches));
         true
     }
@@ -60,7 +64,7 @@ impl PendingSample {
     }
 
     /// Handles a batch that has ended the largest allowed number of readers. If another batch did so, too, and none was
-    /// made since, no reader gets past this place, and the epoch ends. Otherwise each later batch would end two more
+    /// made since, no reader gets past this batch, and the epoch ends. Otherwise each later batch would end two more
     /// readers, and there might be no last one.
     pub(super) fn readers_ended(&mut self) {
         if !self.is_iterated() {
@@ -168,7 +172,7 @@ mod tests {
             let bound_slot = BoundSlot {
                 batch: batch.clone(),
                 slot: slots.into_iter().next().unwrap(),
-                place: 0,
+                position: 0,
             };
             let draw = Numbers::Batches.sample(Draw {
                 id: number,

@@ -177,14 +177,18 @@ impl PendingSample {
         let stream = &self.stream;
         stream.counters.add_failure();
         let path = stream.config.producer.path(self.draw.id);
-        let BoundSlot { batch, place, slot } = self.destination.bound_slot(stream);
+        let BoundSlot {
+            batch,
+            position,
+            slot,
+        } = self.destination.bound_slot(stream);
         slot.forget_large();
         let other = stream
             .engine()
-            .sample_failed(batch, *place, self.draw, path, failure);
+            .sample_failed(batch, *position, self.draw, path, failure);
         match other {
             Some(other) => self.draw = other,
-            None => batch.mark_bad(*place),
+            None => batch.mark_bad(*position),
         }
         other.is_some()
     }

@@ -153,8 +153,8 @@ fn run(
 ) -> Result<Done, Error> {
     let (next, images) = (AtomicU32::new(0), AtomicU64::new(0));
     let (start, cpu) = (Instant::now(), cpu_seconds());
-    let is_over = |turn: u32| match options.epochs {
-        Some(epochs) => turn / dataset.len() >= epochs,
+    let is_over = |position: u32| match options.epochs {
+        Some(epochs) => position / dataset.len() >= epochs,
         None => start.elapsed() >= Duration::from_secs(options.seconds),
     };
     let work = || -> Result<(), Error> {
@@ -162,15 +162,15 @@ fn run(
         let mut file = Vec::new();
         let mut slot = vec![0; pipeline.output().sample_bytes()];
         loop {
-            let turn = next.fetch_add(1, Ordering::Relaxed);
-            if is_over(turn) {
+            let position = next.fetch_add(1, Ordering::Relaxed);
+            if is_over(position) {
                 break Ok(());
             }
-            let id = shuffled(turn, dataset.len());
+            let id = shuffled(position, dataset.len());
             let key = SampleKey {
                 seed: 0,
                 id,
-                visit: u64::from(turn / dataset.len()),
+                visit: u64::from(position / dataset.len()),
             };
             match kept.get(id as usize) {
                 None => {
@@ -210,13 +210,13 @@ fn run(
     })
 }
 
-/// Returns the position's place in a fixed permutation of the samples, the same for every epoch. The permutation is a
+/// Maps a position by a fixed permutation of the samples, the same for every epoch. The permutation is a
 /// step coprime to their number.
-fn shuffled(turn: u32, samples: u32) -> u32 {
+fn shuffled(position: u32, samples: u32) -> u32 {
     let steps = (samples / 2 + 1..)
         .find(|&step| gcd(step, samples) == 1)
         .unwrap_or(1);
-    (u64::from(turn) * u64::from(steps) % u64::from(samples)) as u32
+    (u64::from(position) * u64::from(steps) % u64::from(samples)) as u32
 }
 
 fn gcd(a: u32, b: u32) -> u32 {

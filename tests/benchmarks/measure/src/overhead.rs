@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Barrier, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use coprep_coordinator::pass;
+use coprep_coordinator::pool_overhead;
 use coprep_costs::lookahead::{SPREAD, StartPlan, window_needed};
 use coprep_costs::{Chooser, CostRecorder, CostTable, Features, MeasuredTimes, Offer};
 use coprep_pipeline::{Dataset, DecodedView, Pipeline, SampleKey, Scratch};
@@ -33,7 +33,7 @@ const MOST: u32 = 8;
 const SAMPLES: u32 = 1_000_000;
 /// Largest number of images, which are kept decoded.
 const IMAGES: u32 = 500;
-/// How often an image is prepared.
+/// Number of times that an image is prepared.
 const TIMES: u32 = 4;
 const PAIRS: usize = 9;
 
@@ -48,7 +48,7 @@ fn main() -> Outcome<()> {
     let of_samples = |step: Step| work.nanoseconds(SAMPLES, step);
     let prepare = of_images(TIMES, |thread, id| thread.prepare(id));
     let prepare_decoded = of_images(TIMES, |thread, id| thread.prepare_decoded(id));
-    let look = of_images(100, |thread, id| thread.look(id));
+    let look = of_images(100, |thread, id| thread.inspect(id));
     let fetch = of_samples(|_, _| fetch_clocks());
     let stages = of_samples(|_, _| stage_clocks());
     let record = of_samples(|thread, id| thread.record(id));
@@ -259,7 +259,7 @@ impl Thread<'_> {
     }
 
     /// Reads the header of its file.
-    fn look(&mut self, id: u32) {
+    fn inspect(&mut self, id: u32) {
         let file = &self.work.image(id).file;
         black_box(self.work.pipeline.inspect(file)).expect("looked at before");
     }
@@ -301,7 +301,7 @@ impl Thread<'_> {
             return;
         }
         let expected: Vec<f32> = (0..BATCH)
-            .map(|place| work.table.stages((id + place * 7919) % SAMPLES))
+            .map(|number| work.table.stages((id + number * 7919) % SAMPLES))
             .map(|stages| stages.map_or(0.0, |stages| stages.iter().sum()))
             .collect();
         let lately = work.settled().budget().summary();
@@ -335,7 +335,8 @@ impl Thread<'_> {
 /// Returns the extra time of a pool for a sample if it keeps stall clocks: the median of several pairs of runs.
 fn attribution() -> f64 {
     let pair = |_| {
-        let [off, on] = [false, true].map(|attributes| pass(attributes, SAMPLES).as_nanos() as f64);
+        let [off, on] =
+            [false, true].map(|attributes| pool_overhead(attributes, SAMPLES).as_nanos() as f64);
         (on - off) / f64::from(SAMPLES)
     };
     let mut pairs: Vec<f64> = (0..PAIRS).map(pair).collect();

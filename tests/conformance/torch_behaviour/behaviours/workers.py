@@ -289,7 +289,7 @@ def sample_exits_ours(DataLoader: Any) -> None:
     assert getattr(caught.error, "id", None) == 3
 
 
-class Maker(Numbers):
+class WorkerOfSample(Numbers):
     """A dataset whose samples are pairs: the worker that made it, and the id."""
 
     def __getitem__(self, index: int) -> tuple[int, int]:
@@ -303,14 +303,14 @@ class Maker(Numbers):
 )
 def worker_of_a_batch(DataLoader: Any) -> None:
     """Batch k is made by worker k modulo num_workers, alone."""
-    for k, (workers, _) in enumerate(DataLoader(Maker(16), batch_size=4, num_workers=2)):
+    for k, (workers, _) in enumerate(DataLoader(WorkerOfSample(16), batch_size=4, num_workers=2)):
         assert set(workers.tolist()) == {k % 2}
 
 
 @worker_of_a_batch.instead
 def worker_of_a_batch_ours(DataLoader: Any) -> None:
     """Any worker makes any sample; the order of the samples holds."""
-    made = list(DataLoader(Maker(16), batch_size=4, num_workers=2))
+    made = list(DataLoader(WorkerOfSample(16), batch_size=4, num_workers=2))
     assert [int(i) for _, ids in made for i in ids] == list(range(16))
     assert {int(worker) for workers, _ in made for worker in workers} <= {0, 1}
 

@@ -112,7 +112,10 @@ impl Worker {
         // The process is gone, so its written samples are complete. An error here changes nothing.
         let _ = self.take_written();
         let is_at = |chunk: &Chunk, index: usize| {
-            let age = chunk.hands.get(index).map(|hand| hand.given.age());
+            let age = chunk
+                .assigned
+                .get(index)
+                .map(|assigned| assigned.handle.age());
             chunk.tasks[index].is_some() && age.flatten().is_some()
         };
         let begun = self.chunks.front().and_then(|chunk| {

@@ -44,11 +44,11 @@ impl Worker {
 
     /// Finishes the samples that the process has written.
     pub(super) fn take_written(&mut self) -> std::result::Result<(), String> {
-        let hands = self.chunks.front().map_or(0, |chunk| chunk.hands.len());
-        for index in 0..hands {
+        let count = self.chunks.front().map_or(0, |chunk| chunk.assigned.len());
+        for index in 0..count {
             let chunk = self.chunks.front();
             let is_there = chunk.is_some_and(|c| c.tasks[index].is_some());
-            let written = chunk.and_then(|c| c.hands[index].given.written());
+            let written = chunk.and_then(|c| c.assigned[index].handle.written());
             if let Some(written) = written.filter(|_| is_there) {
                 self.written(index as u32, &written)?;
                 self.heard = Instant::now();
@@ -64,8 +64,8 @@ impl Worker {
         let Some(chunk) = self.chunks.front() else {
             return Ok(());
         };
-        let mut left = (chunk.tasks.iter().zip(&chunk.hands)).filter(|(task, _)| task.is_some());
-        let age = left.find_map(|(_, hand)| hand.given.age());
+        let mut left = (chunk.tasks.iter().zip(&chunk.assigned)).filter(|(task, _)| task.is_some());
+        let age = left.find_map(|(_, assigned)| assigned.handle.age());
         if age.is_none_or(|age| age < TOGETHER) {
             return Ok(());
         }
@@ -81,8 +81,8 @@ impl Worker {
             chunk.is_quick = false;
         }
         for chunk in &mut self.chunks {
-            for (place, hand) in chunk.tasks.iter_mut().zip(&chunk.hands) {
-                if let Some(mut task) = place.take_if(|_| hand.given.withdraw()) {
+            for (entry, assigned) in chunk.tasks.iter_mut().zip(&chunk.assigned) {
+                if let Some(mut task) = entry.take_if(|_| assigned.handle.withdraw()) {
                     chunk.left -= 1;
                     task.work.put_back();
                     another(task);
@@ -95,11 +95,11 @@ impl Worker {
     /// another worker if this one fails.
     pub(super) fn take_task(&mut self, index: u32) -> std::result::Result<PoolTask, String> {
         let chunk = self.chunks.front_mut();
-        let place = chunk.and_then(|c| {
+        let entry = chunk.and_then(|c| {
             c.left = c.left.saturating_sub(1);
             c.tasks.get_mut(index as usize)
         });
-        place.and_then(Option::take).ok_or_else(|| NOT_GIVEN.into())
+        entry.and_then(Option::take).ok_or_else(|| NOT_GIVEN.into())
     }
 
     /// Tells the process where to write a sample that is ready.
@@ -115,8 +115,8 @@ impl Worker {
         if let Some(chunk) = self.chunks.front_mut() {
             // The chunk is nearly done, so the next one can be given without waiting for its end.
             chunk.is_quick |= chunk.left == 1;
-            if let Some(hand) = chunk.hands.get_mut(index as usize) {
-                hand.is_told = true;
+            if let Some(assigned) = chunk.assigned.get_mut(index as usize) {
+                assigned.is_told = true;
             }
         }
         told.map_err(|_| String::new())
@@ -126,7 +126,7 @@ impl Worker {
         let wall = Duration::from_nanos(written.wall_ns);
         let cpu = Duration::from_nanos(written.cpu_ns).min(wall);
         let dataset = Duration::from_nanos(written.dataset_ns).min(wall);
-        self.check_taken(index, "wrote to a place that it did not take")?;
+        self.check_taken(index, "wrote to a slot that it did not take")?;
         if written.kept.1 > 0 {
             self.keep(index, written.kept, dataset)?;
         }
@@ -150,8 +150,8 @@ impl Worker {
     /// Returns an error if the process was offered a slot for the sample and has not taken it.
     pub(super) fn check_taken(&self, index: u32, what: &str) -> std::result::Result<(), String> {
         let chunk = self.chunks.front();
-        let hand = chunk.and_then(|c| c.hands.get(index as usize));
-        if hand.is_some_and(|h| h.offered.is_some() && !h.is_told && !h.given.is_taken()) {
+        let assigned = chunk.and_then(|c| c.assigned.get(index as usize));
+        if assigned.is_some_and(|t| t.offered.is_some() && !t.is_told && !t.handle.is_taken()) {
             return Err(what.into());
         }
         Ok(())
@@ -187,10 +187,10 @@ impl Worker {
         if cache.forms.is_some() && cache.choose(id, &offer).is_none() {
             return Ok(());
         }
-        if let Some(mut place) = cache.store.reserve(id, len, Meta::of(form)) {
-            file.read_exact_at(place.as_mut_slice(), at)
+        if let Some(mut reservation) = cache.store.reserve(id, len, Meta::of(form)) {
+            file.read_exact_at(reservation.as_mut_slice(), at)
                 .map_err(|e| format!("said where a value lies, and it is not there: {e}"))?;
-            place.commit();
+            reservation.commit();
         }
         Ok(())
     }

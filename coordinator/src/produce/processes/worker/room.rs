@@ -21,7 +21,7 @@ pub(super) struct Want {
 impl Worker {
     /// Handles the process's request for room to write a sample of `bytes` bytes.
     pub(super) fn wants_room(&mut self, index: u32, bytes: u64) -> Result<(), String> {
-        self.check_taken(index, "has a large sample for a place that it did not take")?;
+        self.check_taken(index, "has a large sample for a slot that it did not take")?;
         self.want = Some(Want {
             index,
             bytes,
@@ -41,7 +41,7 @@ impl Worker {
             return Err(NOT_GIVEN.into());
         };
         // A process that waits for room sends nothing, but it may end.
-        if process.channel.is_lost() {
+        if process.channel.is_disconnected() {
             return Err(String::new());
         }
         let outcome = match task.work.room(want.bytes) {

@@ -158,8 +158,8 @@ struct Job {
     here: bool,
     ranks: Vec<Rank>,
     given: BTreeMap<u64, RoaringBitmap>,
-    /// Number of samples that it was dealt in this life.
-    dealt: u64,
+    /// Number of samples that it was assigned in this life.
+    assigned: u64,
     /// `true` if it has crossed the border of an epoch in this life.
     has_crossed: bool,
     passed_over: u32,
@@ -244,7 +244,7 @@ impl Model {
                 here: false,
                 ranks: Vec::new(),
                 given: BTreeMap::new(),
-                dealt: 0,
+                assigned: 0,
                 has_crossed: false,
                 passed_over: 0,
                 company: 0,
@@ -325,7 +325,11 @@ impl Model {
         let epoch = self.scheduler.job(id).map_or(0, |view| view.samples);
         let spec = &job.plan.spec;
         let round = u64::from((spec.batch_size * spec.world_size).min(epoch).max(1));
-        let most = if job.has_crossed { job.dealt / 50 } else { 0 };
+        let most = if job.has_crossed {
+            job.assigned / 50
+        } else {
+            0
+        };
         self.scheduler.set_ahead(id, most - most % round);
     }
 
@@ -379,7 +383,7 @@ impl Model {
             .collect();
         job.here = true;
         job.passed_over = 0;
-        (job.dealt, job.has_crossed) = (0, false);
+        (job.assigned, job.has_crossed) = (0, false);
         self.bound_what_is_ahead(at);
     }
 
@@ -438,7 +442,7 @@ impl Model {
             for delivery in minibatch.deliveries {
                 let at = delivery.job.0 as usize;
                 let job = &mut self.jobs[at];
-                job.dealt += u64::from(delivery.len);
+                job.assigned += u64::from(delivery.len);
                 job.ranks[delivery.rank as usize]
                     .queue
                     .push_back((self.made, delivery));

@@ -11,7 +11,7 @@ const WAITING: u32 = 64;
 
 /// Returns the time in which a pool gives out `samples` samples to be fetched and then prepared, and takes them back.
 /// `attributes` switches its stall clock on.
-pub fn pass(attributes: bool, samples: u32) -> Duration {
+pub fn pool_overhead(attributes: bool, samples: u32) -> Duration {
     let began = Instant::now();
     let mut stages = StageQueues::new(2, attributes, began);
     for id in 0..WAITING + samples {

@@ -1,0 +1,1 @@
+"""Writes the page of complete tables."""
