@@ -1,7 +1,7 @@
 """Batches on a GPU: the checks beforehand, the tensors that they are written to, and the way of everything else there.
 
-``empty`` and ``stream`` are all that batches need of PyTorch's CUDA. Tests put others in their place, whose tensors are the
-CPU's, for a driver whose GPUs are host memory.
+``empty`` and ``stream`` are all that uploaded batches need of PyTorch's CUDA. Tests put others in their place, whose
+tensors are the CPU's, for a driver whose GPUs are host memory.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def gpu_of(device: Any, framework: Framework) -> Gpu | None:
     if kind == "cpu":
         return None
     if kind != "cuda":
-        raise ValueError(f"device={str(device)!r}: batches can lie on the CPU, or on a GPU of NVIDIA ('cuda', 'cuda:1')")
+        raise ValueError(
+            f"device={str(device)!r}: batches can lie on the CPU, or on a GPU of NVIDIA ('cuda', 'cuda:1')"
+        )
     if framework != "torch":
         raise _not_torch(device)
     _check_usable(device, index)
@@ -323,4 +325,3 @@ def _sequence(batch: Sequence[Any], items: list[Any]) -> Any:
     for i, item in enumerate(items):
         clone[i] = item
     return clone
-

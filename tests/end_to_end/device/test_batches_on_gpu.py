@@ -38,7 +38,8 @@ def samples(loader):
         found.update(zip(ids.tolist(), zip(labels.tolist(), bits)))
     return found
 
-with coprep.DataLoader(data, device="cuda", **options, **form) as device, coprep.DataLoader(data, **options, **form) as host:
+host = coprep.DataLoader(data, **options, **form)
+with coprep.DataLoader(data, device="cuda", **options, **form) as device, host:
     for epoch in range(2):
         ours, theirs = samples(device), samples(host)
         assert sorted(ours) == sorted(theirs) == list(range(200)), epoch
