@@ -88,10 +88,10 @@ def _parsed(device: Any) -> tuple[str, int | None]:
         if colon and not index.isdecimal():
             raise ValueError(f"device={device!r} must be 'cuda', 'cuda:N' with a number N, or 'cpu'")
         return kind, int(index) if colon else None
-    kind, index = getattr(device, "type", None), getattr(device, "index", None)
-    if not isinstance(kind, str):
+    named = getattr(device, "type", None)
+    if not isinstance(named, str):
         raise TypeError(f"device must be a text such as 'cuda:0', or a torch.device, not {device!r}")
-    return kind, index
+    return named, getattr(device, "index", None)
 
 
 def _not_torch(device: Any) -> Exception:
