@@ -657,8 +657,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
         split these seconds by their cause: storage, processors, or other jobs.
 
         With ``device="cuda"``: ``uploads``, the copies to the GPU, those ahead too; ``uploaded_bytes``;
-        ``upload_wait_s``, the seconds that the job waited for the GPU, which are no part of ``wait_s``; and
-        ``not_pinned``, the reason why copies go through pinned buffers, or ``None``.
+        ``upload_wait_s``, the seconds that the job waited for the GPU, which are no part of ``wait_s``; and, only where
+        copies go through pinned buffers, the reason as ``not_pinned``.
 
         Args:
             slow: number of the most expensive samples of the stream to add as ``slow``, each with ``id``, ``path``, and

@@ -46,7 +46,7 @@ with coprep.DataLoader(data, device="cuda", **options, **form) as device, host:
         for id, (label, bits) in ours.items():
             assert label == theirs[id][0] and torch.equal(bits, theirs[id][1]), (epoch, id)
             compared += 1
-    print(compared, device.stats()["uploads"], device.stats()["uploaded_bytes"], device.stats()["not_pinned"])
+    print(compared, device.stats()["uploads"], device.stats()["uploaded_bytes"], device.stats().get("not_pinned"))
 """
 
 AHEAD = 2
