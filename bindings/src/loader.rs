@@ -243,7 +243,9 @@ impl PyLoader {
         counts.set_item("uploads", stats.uploads)?;
         counts.set_item("uploaded_bytes", stats.uploaded_bytes)?;
         counts.set_item("upload_wait_s", stats.upload_wait.as_secs_f64())?;
-        counts.set_item("not_pinned", stats.bounced)?;
+        if let Some(why) = stats.bounced {
+            counts.set_item("not_pinned", why)?;
+        }
         Ok(counts)
     }
 

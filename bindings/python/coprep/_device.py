@@ -1,7 +1,7 @@
 """Batches on a GPU: the checks beforehand, the tensors that they are written to, and the way of everything else there.
 
-``empty`` and ``stream`` are all that batches need of PyTorch's CUDA. Tests put others in their place, whose tensors are the
-CPU's, for a driver whose GPUs are host memory.
+``empty`` and ``stream`` are all that uploaded batches need of PyTorch's CUDA. Tests put others in their place, whose
+tensors are the CPU's, for a driver whose GPUs are host memory.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def gpu_of(device: Any, framework: Framework) -> Gpu | None:
     if kind == "cpu":
         return None
     if kind != "cuda":
-        raise ValueError(f"device={str(device)!r}: batches can lie on the CPU, or on a GPU of NVIDIA ('cuda', 'cuda:1')")
+        raise ValueError(
+            f"device={str(device)!r}: batches can lie on the CPU, or on a GPU of NVIDIA ('cuda', 'cuda:1')"
+        )
     if framework != "torch":
         raise _not_torch(device)
     _check_usable(device, index)
@@ -86,10 +88,10 @@ def _parsed(device: Any) -> tuple[str, int | None]:
         if colon and not index.isdecimal():
             raise ValueError(f"device={device!r} must be 'cuda', 'cuda:N' with a number N, or 'cpu'")
         return kind, int(index) if colon else None
-    kind, index = getattr(device, "type", None), getattr(device, "index", None)
-    if not isinstance(kind, str):
+    named = getattr(device, "type", None)
+    if not isinstance(named, str):
         raise TypeError(f"device must be a text such as 'cuda:0', or a torch.device, not {device!r}")
-    return kind, index
+    return named, getattr(device, "index", None)
 
 
 def _not_torch(device: Any) -> Exception:
@@ -323,4 +325,3 @@ def _sequence(batch: Sequence[Any], items: list[Any]) -> Any:
     for i, item in enumerate(items):
         clone[i] = item
     return clone
-

@@ -77,7 +77,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
     a Python dataset as soon as its loader is made, in the background, so that the first batch need not wait for that.
 
     - The batches of a **native pipeline** (``coprep.ImageFolder(...)...``) are ``(images, labels)``: images are uint8,
-      or after ``normalize`` float32 (or ``dtype``), of shape (batch, 3, height, width); labels are int64 of shape (batch,).
+      or after ``normalize`` float32 (or ``dtype``), of shape (batch, 3, height, width); labels are int64 of shape
+      (batch,).
     - The batches of a map-style **Python dataset** are what PyTorch's default collation, or ``collate_fn``, makes of
       its samples. Worker processes that all jobs of the stream share run ``dataset[i]``.
     - An **IterableDataset** is shared in a ``cohort``, whose jobs get the batches of one iteration. Elsewhere it works
@@ -139,8 +140,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
             so.
         cohort_size: number of jobs to wait for.
         framework: ``"torch"``, ``"numpy"``, or ``None``: torch if it is installed.
-        device: ``"cuda"``, ``"cuda:1"`` or a ``torch.device``: batches are tensors on that GPU, copied ahead. Images are
-            copied as uint8 and normalised there. Ids stay on the host. ``None``, ``"cpu"``: the host.
+        device: ``"cuda"``, ``"cuda:1"`` or a ``torch.device``: batches are tensors on that GPU, copied ahead. Images
+            are copied as uint8 and normalised there. Ids stay on the host. ``None``, ``"cpu"``: the host.
         dtype: for a native pipeline that ends with ``normalize``: ``torch.float32`` (default), ``torch.float16`` or
             ``torch.bfloat16``.
         memory_format: for a native pipeline: ``torch.contiguous_format`` (default) or ``torch.channels_last``.
@@ -653,9 +654,11 @@ class DataLoader(TorchInterface, Generic[T_co]):
         The keys are ``batches``, ``samples``, ``copies`` (batches that were copied), ``copied_bytes``, ``errors`` and
         ``reconnects``; ``skipped``, the samples that are left out of the epochs because they failed, each counted once;
         and the seconds that the job waited, ``wait_s``. ``fetch_stall_s``, ``prep_stall_s`` and ``others_stall_s``
-        split these seconds by their cause: storage, processors, or other jobs. With ``device="cuda"``: ``uploads`` (copies
-        to the GPU, those ahead too), ``uploaded_bytes``, ``upload_wait_s`` (seconds that the job waited for the GPU, which
-        are no part of ``wait_s``), and ``not_pinned``, the reason why copies go through pinned buffers, or ``None``.
+        split these seconds by their cause: storage, processors, or other jobs.
+
+        With ``device="cuda"``: ``uploads``, the copies to the GPU, those ahead too; ``uploaded_bytes``;
+        ``upload_wait_s``, the seconds that the job waited for the GPU, which are no part of ``wait_s``; and, only where
+        copies go through pinned buffers, the reason as ``not_pinned``.
 
         Args:
             slow: number of the most expensive samples of the stream to add as ``slow``, each with ``id``, ``path``, and

@@ -8,12 +8,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import coprep
 import pytest
-from coordinators import coordinator_pid, stream
+from coordinators import coordinator_pid
 from gpu_jobs import Driver, fake_only
 from jobs import Job
-from waiting import kill, until
+from waiting import kill
 
 EPOCHS = """
 import json, sys, time
@@ -90,7 +89,7 @@ FUNCTIONS = [
 def test_whichever_call_fails_samples_come_once_or_there_is_an_error(
     folder: Path, place: Path, tmp_path: Path, function: str
 ) -> None:
-    for call in (1, 2, 9):
+    for call in (1, 6):
         driver = Driver(tmp_path / f"driver{call}", f"fail={function}:999@{call}")
         (report,) = reports(driver.job(EPOCHS, folder, 1, "wait"))
         seen, raised = report["seen"], report["raised"]
@@ -112,9 +111,7 @@ def test_a_gpu_that_fails_for_good_is_one_error(folder: Path, place: Path, tmp_p
 
 @fake_only
 @pytest.mark.parametrize("fault", ["hang=cuMemcpyHtoDAsync_v2@5", "stall=cuMemcpyHtoDAsync_v2@5"])
-def test_a_gpu_that_hangs_is_an_error_after_five_seconds(
-    folder: Path, place: Path, tmp_path: Path, fault: str
-) -> None:
+def test_a_gpu_that_hangs_is_an_error_after_five_seconds(folder: Path, place: Path, tmp_path: Path, fault: str) -> None:
     driver = Driver(tmp_path / "driver", fault)
     (report,) = reports(driver.job(EPOCHS, folder, 1, "run"))
     assert len(report["raised"]) == 2 and "GPU 0 does not get on with a batch: not done after 5" in report["raised"][0]
@@ -143,7 +140,7 @@ def test_without_the_kernels_pytorch_normalises(folder: Path, place: Path, tmp_p
 def test_a_job_that_dies_in_any_call_harms_nobody(folder: Path, place: Path, tmp_path: Path) -> None:
     # Its neighbour shares the stream, and its successors share it again.
     neighbour = Driver(tmp_path / "driver").job(EPOCHS, folder, 3, "wait")
-    for call in range(10, 150, 9):
+    for call in range(10, 170, 20):
         dying = Driver(tmp_path / f"driver{call}", f"die=@{call}").job(EPOCHS, folder, 1, "run")
         code, error = dying.ended()
         assert code == 66, error
@@ -237,8 +234,6 @@ def test_a_stopped_job_holds_up_nobody(folder: Path, place: Path, tmp_path: Path
     try:
         (report,) = reports(Driver(tmp_path / "driver2").job(EPOCHS, folder, 1, "wait"))
         assert sorted(report["seen"]) == list(range(200))
-        until(lambda: stream() is not None, "the coordinator serves")
     finally:
         os.kill(stopped.process.pid, signal.SIGCONT)
         stopped.kill()
-    assert coprep.status()["pid"] > 0

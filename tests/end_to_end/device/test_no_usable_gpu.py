@@ -26,7 +26,12 @@ WAYS = {
     "a stub": ("fail=cuInit:34", "", "cuda", "take its folder (.../stubs) out of LD_LIBRARY_PATH"),
     "another kernel module": ("fail=cuInit:803", "", "cuda", "restart the machine after an update of the driver"),
     "no such GPU": ("devices=2", "", "cuda:2", "nvidia-smi -L"),
-    "an old driver": ("version=12040", "", "cuda", "supports CUDA 12.4, and this PyTorch needs 13.0: update the driver"),
+    "an old driver": (
+        "version=12040",
+        "",
+        "cuda",
+        "supports CUDA 12.4, and this PyTorch needs 13.0: update the driver",
+    ),
     "a driver that dies": ("die=cuInit", "", "cuda", "run `coprep doctor`"),
     "PyTorch without CUDA": ("", "torch.version.cuda = None", "cuda", "install one for CUDA"),
     "no PyTorch": ("", "sys.modules['torch'] = None", "cuda", "install PyTorch with CUDA"),

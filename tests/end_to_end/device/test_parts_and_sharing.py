@@ -91,7 +91,8 @@ def flat(part):
         return [x for value in part for x in flat(value)]
     return [part]
 
-with coprep.DataLoader(Pictures(), **options) as host, coprep.DataLoader(Pictures(), device="cuda", **options) as device:
+host = coprep.DataLoader(Pictures(), **options)
+with coprep.DataLoader(Pictures(), device="cuda", **options) as device, host:
     for ours, theirs in zip(device, host, strict=True):
         gpu_seam.synchronize()
         assert ours[1].device.type == "cpu" and ours[1].tolist() == theirs[1].tolist()

@@ -13,6 +13,7 @@ from sources import sources_that_end
 CONSTANTS = {
     "reference/errors.md": [
         (r"it has waited for (\d+ s) for somebody else", "client/src/notice.rs", "NOTIFY_AFTER"),
+        (r"does not get on with a copy for (\d+ s)", "device/src/work.rs", "TIMEOUT"),
         (r"after (\d+ s), SampleError that names the sample, its size", "stream/sample/large.rs", "MOST_SHORT"),
         (r"an exception of more than (\d+ MiB)", "coprep/_exchange.py", "MOST_EXCEPTION"),
         (r"If (\w+) in a row are killed while they load", "registry/user_code.rs", "ATTEMPTS"),
@@ -27,6 +28,7 @@ CONSTANTS = {
         (r"of more than (\d+ million) draws is not shared", "protocol/src/message.rs", "MOST_DRAWS"),
         (r"has room: (\d+) batches", "src/stream/mod.rs", "QUEUE_DEPTH"),
     ],
+    "how-to/gpu.md": [(r"GPU memory: (\w+) batches of uint8", "src/device/buffers.rs", "BUFFERS")],
     "how-to/ranks.md": [(r"After (\d+ seconds) a coprep.WaitingWarning", "client/src/notice.rs", "NOTIFY_AFTER")],
     "how-to/find-waits.md": [
         (r"after (\d+ s) or \d+ batches", "analyze/src/script.rs", "FEWEST_SECONDS"),
@@ -78,6 +80,7 @@ CONSTANTS = {
         (r"At most (\d+) reads are set apart", "threads/stages.rs", "MOST_APART"),
     ],
     "explanation/architecture.md": [
+        (r"It has (\w+) batch buffers", "src/device/buffers.rs", "BUFFERS"),
         (r"as are expected to take (\d+ ms), or", "processes/worker.rs", "TOGETHER"),
         (r"ms, or (\d+ ms) where they are to be cached", "processes/worker.rs", "TO_BE_KEPT"),
         (r"unless (\w+) of them usually take no longer", "processes/worker.rs", "UNKNOWN"),

@@ -158,11 +158,11 @@ impl UploadThread {
             }
             Command::Take(taken) => self.waiting = Some(taken),
             Command::Discard(first_seq) => {
-                self.batches.clear();
+                self.forget_all();
                 self.first_seq = first_seq;
             }
             Command::Settle(answer) => {
-                self.batches.clear();
+                self.forget_all();
                 self.area = None;
                 self.settling.push(answer);
             }
@@ -204,7 +204,7 @@ impl UploadThread {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        self.batches.clear();
+        self.forget_all();
         self.area = None;
         self.first_seq = 0;
         let device = match self.device.take() {
@@ -287,6 +287,12 @@ impl UploadThread {
             None
         };
         let _ = taken.answer.send(Ok(batch));
+    }
+
+    /// Forgets all batches, and the item that waits for a buffer. Nobody waits for them any more.
+    fn forget_all(&mut self) {
+        self.batches.clear();
+        self.waiting = None;
     }
 
     /// Forgets what was copied ahead: the coordinator has taken it back.

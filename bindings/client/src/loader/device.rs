@@ -46,7 +46,10 @@ impl Loader {
         let uploader = match &inner.uploader {
             Some(uploader) => uploader.clone(),
             None => {
+                // A batch size beyond the dataset must not reserve memory for samples that there are not.
+                let job = inner.attached.as_ref().map(|attached| attached.job_samples);
                 let samples = self.options.attach.batch_size;
+                let samples = samples.min(job.unwrap_or(samples).max(1));
                 Uploader::start(options.clone(), stream.gpu, samples)?
             }
         };
