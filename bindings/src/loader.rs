@@ -112,7 +112,7 @@ impl PyLoader {
         let has_others = rank.world_size > 1;
         let order = resume.as_mut().and_then(|resume| resume.order.take());
         let client = Loader::new(LoaderOptions {
-            place: coordinator_paths(options.socket.take()),
+            paths: coordinator_paths(options.socket.take()),
             name: std::mem::take(&mut options.name),
             program: program(py),
             // Infinity, or a number beyond the range, means no limit.

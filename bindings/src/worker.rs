@@ -189,7 +189,7 @@ impl WorkerLink {
         // The next chunk may come before the answer. It is kept for later.
         while let Some(message) = self.receive(py)? {
             match WorkerCommand::parse(&message).map_err(PyValueError::new_err)? {
-                WorkerCommand::Place(buffer, slot) => return Ok(Some((buffer, slot))),
+                WorkerCommand::Slot(buffer, slot) => return Ok(Some((buffer, slot))),
                 _ => self.deferred.push_back(message),
             }
         }
@@ -275,7 +275,7 @@ impl WorkerLink {
     fn take_offer(&self) -> Option<(u32, u32)> {
         let request = self.chunk.requests.get(self.index() as usize)?;
         let is_ours = request.is_offered && self.task_table.as_ref()?.commit(self.entry());
-        request.place.filter(|_| is_ours)
+        request.slot.filter(|_| is_ours)
     }
 
     fn sample_task(&self, is_first: bool, request: &SampleRequest) -> SampleTask {
@@ -284,7 +284,7 @@ impl WorkerLink {
             is_first,
             id: request.id,
             // A slot that is only offered may be withdrawn while the sample is made.
-            slot: request.place.filter(|_| !request.is_offered),
+            slot: request.slot.filter(|_| !request.is_offered),
             keep: request.keep,
             key: sample_key(self.seed, u64::from(request.id), request.visit),
             cached_at,

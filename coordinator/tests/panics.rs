@@ -100,7 +100,7 @@ impl Node {
             ..common::attach(self.pipeline(), 8)
         };
         let options = LoaderOptions {
-            place: paths(&self.folder),
+            paths: paths(&self.folder),
             name: "test".into(),
             program: None,
             attach,

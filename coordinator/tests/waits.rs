@@ -87,7 +87,7 @@ impl Node {
     fn job(&self, pipeline: PipelineSpec, batch_size: u32) -> Job {
         let attach = common::attach(pipeline, batch_size);
         Job(Loader::new(LoaderOptions {
-            place: self.paths(),
+            paths: self.paths(),
             name: "test".into(),
             program: None,
             attach,

@@ -42,9 +42,9 @@ impl BatchMemory {
         match self {
             BatchMemory::Shared(slice) => {
                 let large = slice.large.iter();
-                let place = |map: &LargeMap| map.start().as_ptr().expose_provenance();
+                let address = |map: &LargeMap| map.start().as_ptr().expose_provenance();
                 large
-                    .map(|(row, map)| (*row, place(map), map.len()))
+                    .map(|(row, map)| (*row, address(map), map.len()))
                     .collect()
             }
             BatchMemory::Private { large, .. } => {
@@ -179,7 +179,11 @@ impl Assembly {
                 .and_then(Owned::new)
         };
         let pieces = fields.iter().map(piece).collect::<Option<Vec<_>>>();
-        let too_large = || invalid(format!("a batch of {capacity} samples is too large"));
+        let too_large = || {
+            invalid(format!(
+                "a batch of {capacity} samples is too large for the memory of this process: choose a smaller batch_size"
+            ))
+        };
         Ok(Assembly {
             pieces: pieces.ok_or_else(too_large)?,
             large: Vec::new(),

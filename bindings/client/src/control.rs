@@ -335,8 +335,8 @@ mod tests {
 
     fn describe_with(clients: u32, killed: u32) -> Result<Description> {
         let folder = tempfile::tempdir().unwrap();
-        let place = CoordinatorPaths::at(folder.path().join("socket"));
-        let listener = UnixListener::bind(&place.socket).unwrap();
+        let paths = CoordinatorPaths::at(folder.path().join("socket"));
+        let listener = UnixListener::bind(&paths.socket).unwrap();
         let pipeline = PipelineSpec {
             source: Source::Files(FileList {
                 paths: vec!["/data/a.jpg".into()],
@@ -346,9 +346,9 @@ mod tests {
         };
         std::thread::scope(|scope| {
             scope.spawn(|| serve(&listener, clients, killed));
-            let described = describe(&place, &ConnectOptions::find("test"), pipeline);
+            let described = describe(&paths, &ConnectOptions::find("test"), pipeline);
             // If clients are missing, this ends the wait for them, and the test fails.
-            drop(UnixStream::connect(&place.socket));
+            drop(UnixStream::connect(&paths.socket));
             described
         })
     }

@@ -7,7 +7,7 @@
     reason = "raw memory, and what runs between fork and exec"
 )]
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -35,13 +35,13 @@ unsafe impl Send for Owned {}
 unsafe impl Sync for Owned {}
 
 impl Owned {
-    /// Allocates `bytes` bytes. Returns `None` if that is more than the address space.
+    /// Allocates `bytes` bytes. Returns `None` if memory is short, or that is more than the address space.
     pub(crate) fn new(bytes: usize) -> Option<Self> {
         let layout = Layout::from_size_align(bytes.max(1), 64).ok()?;
         // SAFETY: the layout is not empty.
         let start = unsafe { alloc(layout) };
         Some(Owned {
-            start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)),
+            start: NonNull::new(start)?,
             layout,
         })
     }
@@ -55,7 +55,7 @@ impl Owned {
         self.layout.size()
     }
 
-    /// Copies a large sample before it is given to the user. Returns `None` if it is larger than the address space.
+    /// Copies a large sample before it is given to the user. Returns `None` if memory is short.
     pub(crate) fn copy_of(map: &LargeMap) -> Option<Self> {
         let copy = Self::new(map.len())?;
         // SAFETY: the source is readable and not written: its slice is held, so the coordinator leaves it alone, and no

@@ -27,7 +27,7 @@ pub use crate::code::fork_server::{
 };
 pub use crate::code::worker::{
     CHUNKS, ChunkRequest, ENTRIES, MOST, PROGRESS, Probed, Raised, SampleRequest, WorkerCommand,
-    WorkerProgress, WorkerReport, entry, place, probe, room,
+    WorkerProgress, WorkerReport, entry, probe, room, slot,
 };
 
 /// Returns the hexadecimal digits of bytes.

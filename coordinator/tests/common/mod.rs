@@ -73,7 +73,7 @@ impl Node {
     /// Returns a loader that waits for a batch for `timeout`.
     pub(crate) fn loader_within(&self, timeout: Duration, attach: Attach) -> Arc<Loader> {
         let options = LoaderOptions {
-            place: self.paths(),
+            paths: self.paths(),
             name: "test".into(),
             program: Some("/bin/false".into()),
             attach,

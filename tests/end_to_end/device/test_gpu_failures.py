@@ -87,7 +87,7 @@ FUNCTIONS = [
 @fake_only
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_whichever_call_fails_samples_come_once_or_there_is_an_error(
-    folder: Path, place: Path, tmp_path: Path, function: str
+    folder: Path, socket_path: Path, tmp_path: Path, function: str
 ) -> None:
     for call in (1, 6):
         driver = Driver(tmp_path / f"driver{call}", f"fail={function}:999@{call}")
@@ -101,7 +101,7 @@ def test_whichever_call_fails_samples_come_once_or_there_is_an_error(
 
 @fake_only
 @pytest.mark.parametrize("function", ["cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuEventQuery"])
-def test_a_gpu_that_fails_for_good_is_one_error(folder: Path, place: Path, tmp_path: Path, function: str) -> None:
+def test_a_gpu_that_fails_for_good_is_one_error(folder: Path, socket_path: Path, tmp_path: Path, function: str) -> None:
     driver = Driver(tmp_path / "driver", f"sticky={function}:700@5")
     (report,) = reports(driver.job(EPOCHS, folder, 1, "run"))
     first, second = report["raised"]
@@ -111,14 +111,14 @@ def test_a_gpu_that_fails_for_good_is_one_error(folder: Path, place: Path, tmp_p
 
 @fake_only
 @pytest.mark.parametrize("fault", ["hang=cuMemcpyHtoDAsync_v2@5", "stall=cuMemcpyHtoDAsync_v2@5"])
-def test_a_gpu_that_hangs_is_an_error_after_five_seconds(folder: Path, place: Path, tmp_path: Path, fault: str) -> None:
+def test_a_gpu_that_hangs_is_an_error_after_five_seconds(folder: Path, socket_path: Path, tmp_path: Path, fault: str) -> None:
     driver = Driver(tmp_path / "driver", fault)
     (report,) = reports(driver.job(EPOCHS, folder, 1, "run"))
     assert len(report["raised"]) == 2 and "GPU 0 does not get on with a batch: not done after 5" in report["raised"][0]
 
 
 @fake_only
-def test_memory_that_is_short_is_an_error_that_says_so(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_memory_that_is_short_is_an_error_that_says_so(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     driver = Driver(tmp_path / "driver", "mem=40000")
     (report,) = reports(driver.job(EPOCHS, folder, 1, "run"))
     assert report["seen"] == []
@@ -126,7 +126,7 @@ def test_memory_that_is_short_is_an_error_that_says_so(folder: Path, place: Path
 
 
 @fake_only
-def test_without_the_kernels_pytorch_normalises(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_without_the_kernels_pytorch_normalises(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     driver = Driver(tmp_path / "driver", "fail=cuModuleLoadData:222")
     job = driver.job(EPOCHS, folder, 1, "wait")
     out, err = job.process.communicate(timeout=60)
@@ -137,7 +137,7 @@ def test_without_the_kernels_pytorch_normalises(folder: Path, place: Path, tmp_p
 
 
 @fake_only
-def test_a_job_that_dies_in_any_call_harms_nobody(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_a_job_that_dies_in_any_call_harms_nobody(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     # Its neighbour shares the stream, and its successors share it again.
     neighbour = Driver(tmp_path / "driver").job(EPOCHS, folder, 3, "wait")
     for call in range(10, 170, 20):
@@ -147,7 +147,7 @@ def test_a_job_that_dies_in_any_call_harms_nobody(folder: Path, place: Path, tmp
     assert [sorted(report["seen"]) for report in reports(neighbour)] == [list(range(200))] * 3
 
 
-def test_a_killed_job_goes_on_from_its_state(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_a_killed_job_goes_on_from_its_state(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     job = Driver(tmp_path / "driver").job(EPOCHS, folder, 1, "step")
     for _ in range(4):
         line = job.line()
@@ -160,7 +160,7 @@ def test_a_killed_job_goes_on_from_its_state(folder: Path, place: Path, tmp_path
     assert len(given) == 80 and sorted(given + report["seen"]) == list(range(200))
 
 
-def test_batches_come_once_though_the_coordinator_is_killed(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_batches_come_once_though_the_coordinator_is_killed(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     driver = Driver(tmp_path / "driver", "delay_us=2000")
     job = driver.job(EPOCHS, folder, 2, "step")
     steps = 0
@@ -205,13 +205,13 @@ next(batches)
 """
 
 
-def test_a_pass_may_be_left_and_batches_stay_valid(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_a_pass_may_be_left_and_batches_stay_valid(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     driver = Driver(tmp_path / "driver", "delay_us=5000")
     assert driver.job(LEAVE, folder).result().split() == ["60", "200", "60", "200"]
 
 
 @fake_only
-def test_what_was_begun_is_released_when_a_process_ends(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_what_was_begun_is_released_when_a_process_ends(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     driver = Driver(tmp_path / "driver", "delay_us=5000")
     driver.job(LEAVE, folder).result()
     calls = driver.calls()
@@ -227,7 +227,7 @@ def test_what_was_begun_is_released_when_a_process_ends(folder: Path, place: Pat
     assert [(begin, calls[begin]) for begin, _ in pairs] == [(begin, calls[end]) for begin, end in pairs]
 
 
-def test_a_stopped_job_holds_up_nobody(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_a_stopped_job_holds_up_nobody(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     stopped = Driver(tmp_path / "driver").job(EPOCHS, folder, 1, "step")
     stopped.line()
     os.kill(stopped.process.pid, signal.SIGSTOP)

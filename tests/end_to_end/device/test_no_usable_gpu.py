@@ -40,7 +40,7 @@ WAYS = {
 
 @fake_only
 @pytest.mark.parametrize("way", WAYS)
-def test_each_way_is_one_error_with_a_remedy(folder: Path, place: Path, tmp_path: Path, way: str) -> None:
+def test_each_way_is_one_error_with_a_remedy(folder: Path, socket_path: Path, tmp_path: Path, way: str) -> None:
     settings, before, device, remedy = WAYS[way]
     driver = Driver(tmp_path / "driver", settings)
     text = driver.job(MAKE, folder, before, device).result()
@@ -48,7 +48,7 @@ def test_each_way_is_one_error_with_a_remedy(folder: Path, place: Path, tmp_path
 
 
 @fake_only
-def test_no_driver_and_a_driver_that_lacks_a_function(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_no_driver_and_a_driver_that_lacks_a_function(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     library = fake_driver().read_bytes()
     for text, remedy in [(b"no library", "start the container with --gpus all"), (b"", "lacks cuMemHostRegister_v2")]:
         driver = Driver(tmp_path / f"driver{len(text)}")
@@ -64,7 +64,7 @@ def test_no_driver_and_a_driver_that_lacks_a_function(folder: Path, place: Path,
     ("device", "error"),
     [("mps", "ValueError"), ("cuda:one", "ValueError"), ("cpu", "made")],
 )
-def test_devices_that_are_none(folder: Path, place: Path, tmp_path: Path, device: str, error: str) -> None:
+def test_devices_that_are_none(folder: Path, socket_path: Path, tmp_path: Path, device: str, error: str) -> None:
     assert Driver(tmp_path / "driver").job(MAKE, folder, "", device).result().startswith(error)
 
 
@@ -92,7 +92,7 @@ for pipeline, options in [
 """
 
 
-def test_arguments_that_do_not_fit_are_refused_with_a_remedy(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_arguments_that_do_not_fit_are_refused_with_a_remedy(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     told = Driver(tmp_path / "driver").job(ARGUMENTS, folder).result().splitlines()
     remedies = [
         "TypeError device must be a text such as 'cuda:0', or a torch.device",
@@ -146,7 +146,7 @@ print(epoch(loader))
 """
 
 
-def test_a_process_may_fork_until_the_first_batch(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_a_process_may_fork_until_the_first_batch(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     told = Driver(tmp_path / "driver").job(FORK, folder).result().splitlines()
     assert told[:2] == ["done", "done"] and told[3] == "done"
     assert "which forked this one" in told[2]
@@ -179,7 +179,7 @@ if gpu_seam.REAL:
 """
 
 
-def test_a_stream_that_is_being_captured_is_refused(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_a_stream_that_is_being_captured_is_refused(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     driver = Driver(tmp_path / "driver", "capture=1")
     (told,) = driver.job(CAPTURE, folder).result().splitlines()
     assert "the current stream is being captured into a CUDA graph" in told and "before the capture begins" in told

@@ -46,7 +46,7 @@ for loader, size in zip(loaders, sizes):
 """
 
 
-def test_batches_of_any_size_straddle_staging_buffers(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_batches_of_any_size_straddle_staging_buffers(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     driver = Driver(tmp_path / "driver")
     report = driver.job(PARTS, folder, "[7, 16, 60, 50, 200]").result().splitlines()
     # Samples of the epoch, the first and the last batch, and streams: all jobs share one, whatever their images become.
@@ -108,7 +108,7 @@ with coprep.DataLoader(Pictures(), device="cuda", **options) as device, host:
 
 
 @pytest.mark.parametrize("kind", ["numbers", "text", "collate", "in job"])
-def test_parts_of_python_samples_lie_on_the_gpu(place: Path, tmp_path: Path, kind: str) -> None:
+def test_parts_of_python_samples_lie_on_the_gpu(socket_path: Path, tmp_path: Path, kind: str) -> None:
     pytest.importorskip("cloudpickle")
     uploads = Driver(tmp_path / "driver").job(DATASET, kind).result()
     # Batches of one stream may have several parts. Text, and results of functions, are collated on the host.
@@ -130,7 +130,7 @@ for batch in coprep.DataLoader(Stream(), batch_size=5, device=torch.device("cuda
 """
 
 
-def test_a_loader_that_shares_nothing_moves_its_batches(place: Path, tmp_path: Path) -> None:
+def test_a_loader_that_shares_nothing_moves_its_batches(socket_path: Path, tmp_path: Path) -> None:
     printed = Driver(tmp_path / "driver").job(UNSHARED).result().splitlines()
     assert printed == ["[0.0, 1.0, 2.0, 3.0, 4.0]", "[5.0, 6.0, 7.0, 8.0, 9.0]"]
 
@@ -152,7 +152,7 @@ print(repr(loaders[1]))
 
 
 @fake_only
-def test_two_loaders_use_two_gpus(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_two_loaders_use_two_gpus(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     driver = Driver(tmp_path / "driver", "devices=2")
     assert "on cuda:1" in driver.job(TWO, folder).result()
     assert driver.calls()["cuModuleLoadData"] == 2

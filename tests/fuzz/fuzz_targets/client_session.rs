@@ -87,7 +87,7 @@ fn listener() -> &'static UnixListener {
 
 fn train() {
     let options = LoaderOptions {
-        place: paths(),
+        paths: paths(),
         name: "fuzz".into(),
         program: Some("/bin/false".into()),
         attach: attach(),

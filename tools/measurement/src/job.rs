@@ -43,7 +43,7 @@ impl MeasuredJob {
     /// If the coordinator refuses the job.
     pub fn attach(options: &JobOptions<'_>) -> Result<MeasuredJob> {
         let loader = Loader::new(LoaderOptions {
-            place: options.paths.clone(),
+            paths: options.paths.clone(),
             name: "coprep".into(),
             program: None,
             attach: attach(options)?,

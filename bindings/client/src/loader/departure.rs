@@ -70,7 +70,7 @@ impl Loader {
         let options = ConnectOptions::find(&self.options.name);
         let request = Request::Leave(departure);
         while !timeout.is_over() {
-            let answer = Connection::open(&self.options.place, &options)
+            let answer = Connection::open(&self.options.paths, &options)
                 .and_then(|c| c.ask(&request, "the departure", timeout.left(), &interrupt_check));
             // A coordinator that refuses the departure once would refuse it again.
             let is_refused = matches!(&answer, Err(e) if matches!(e.kind(), ErrorKind::Refused(_)));

@@ -136,7 +136,7 @@ impl Loader {
             return Ok(connection);
         }
         Connection::open(
-            &self.options.place,
+            &self.options.paths,
             &self.options.connect_options(interrupt_check),
         )
     }

@@ -471,7 +471,7 @@ impl Taker {
         let published = words.deliver().published.load(Ordering::Acquire);
         let ready = published.wrapping_sub(next as u32) as usize;
         let seq = next + ahead as u64;
-        (ahead < ready).then(|| (seq, place(words.items(), seq).load()))
+        (ahead < ready).then(|| (seq, entry(words.items(), seq).load()))
     }
 
     /// Takes the next item, if it is published. The third value is true if the coordinator sleeps and must be rung.

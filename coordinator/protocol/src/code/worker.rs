@@ -10,9 +10,9 @@ pub struct SampleRequest {
     pub id: u32,
     /// Staging buffer and slot for the sample. `None` if the worker has to ask when it has made the sample
     /// ([`WorkerReport::Ready`]).
-    pub place: Option<(u32, u32)>,
-    /// `true` if the place is only offered, through the sample's [`entry`] of the task table. The worker takes the
-    /// place there, or asks for one if it was withdrawn.
+    pub slot: Option<(u32, u32)>,
+    /// `true` if the slot is only offered, through the sample's [`entry`] of the task table. The worker takes the
+    /// slot there, or asks for one if it was withdrawn.
     pub is_offered: bool,
     /// `true` if the value of the deterministic part is wanted for the cache.
     pub keep: bool,
@@ -36,8 +36,8 @@ pub fn entry(chunk: u32, index: u32) -> u32 {
     chunk.saturating_mul(MOST).saturating_add(index)
 }
 
-/// Marks a place that is not known yet.
-const NO_PLACE: (u32, u32) = (u32::MAX, u32::MAX);
+/// Marks a slot that is not known yet.
+const NO_SLOT: (u32, u32) = (u32::MAX, u32::MAX);
 /// Bytes of an encoded [`SampleRequest`].
 const SAMPLE_REQUEST: usize = 40;
 
@@ -56,7 +56,7 @@ impl ChunkRequest {
 
     /// Encodes the next sample.
     pub fn push(&mut self, request: &SampleRequest) {
-        let (buffer, slot) = request.place.unwrap_or(NO_PLACE);
+        let (buffer, slot) = request.slot.unwrap_or(NO_SLOT);
         let flags = u32::from(request.keep) | u32::from(request.is_offered) << 1;
         let words = [request.id, buffer, slot, flags];
         words.iter().for_each(|w| self.0.extend(w.to_le_bytes()));
@@ -73,7 +73,7 @@ impl ChunkRequest {
 
 /// Encodes the answer to [`WorkerReport::Ready`], which tells a worker where to write the sample.
 #[must_use]
-pub fn place(buffer: u32, slot: u32) -> Vec<u8> {
+pub fn slot(buffer: u32, slot: u32) -> Vec<u8> {
     let mut bytes = vec![b'B'];
     bytes.extend(buffer.to_le_bytes());
     bytes.extend(slot.to_le_bytes());
@@ -89,7 +89,7 @@ pub fn room(at: Option<u64>) -> Vec<u8> {
     bytes
 }
 
-/// Marks an answer without a place in the staging area.
+/// Marks an answer without a slot in the staging area.
 const NO_ROOM: u64 = u64::MAX;
 
 /// A message to a worker, decoded.
@@ -97,8 +97,8 @@ const NO_ROOM: u64 = u64::MAX;
 pub enum WorkerCommand {
     /// [`ChunkRequest`]: number of the chunk, and the samples to make.
     Make(u32, Vec<SampleRequest>),
-    /// [`place`]: buffer and slot for a sample that was made.
-    Place(u32, u32),
+    /// [`slot`]: buffer and slot for a sample that was made.
+    Slot(u32, u32),
     /// [`room`]: where to write a sample that is larger than its slot, or `None` to drop it.
     Room(Option<u64>),
     /// Any other message, such as a [`probe`].
@@ -121,8 +121,8 @@ impl WorkerCommand {
                 let orders = records.iter().map(order).collect();
                 Ok(WorkerCommand::Make(u32::from_le_bytes(*chunk), orders))
             }
-            b'B' if rest.len() == 8 => Ok(WorkerCommand::Place(word(rest, 0), word(rest, 4))),
-            b'B' => Err("a place of another length".into()),
+            b'B' if rest.len() == 8 => Ok(WorkerCommand::Slot(word(rest, 0), word(rest, 4))),
+            b'B' => Err("a slot of another length".into()),
             b'R' if rest.len() == 8 => Ok(WorkerCommand::Room(
                 Some(long(rest, 0)).filter(|&at| at != NO_ROOM),
             )),
@@ -133,10 +133,10 @@ impl WorkerCommand {
 }
 
 fn order(record: &[u8; SAMPLE_REQUEST]) -> SampleRequest {
-    let place = (word(record, 4), word(record, 8));
+    let slot = (word(record, 4), word(record, 8));
     SampleRequest {
         id: word(record, 0),
-        place: (place != NO_PLACE).then_some(place),
+        slot: (slot != NO_SLOT).then_some(slot),
         is_offered: word(record, 12) & 2 != 0,
         keep: word(record, 12) & 1 != 0,
         visit: long(record, 16),
@@ -297,14 +297,14 @@ mod tests {
     fn a_worker_reads_what_it_is_told() {
         let first = SampleRequest {
             id: 7,
-            place: Some((1, 2)),
+            slot: Some((1, 2)),
             is_offered: false,
             keep: true,
             visit: u64::MAX,
             cached: (64, 1 << 40),
         };
         let second = SampleRequest {
-            place: None,
+            slot: None,
             keep: false,
             ..first
         };
@@ -317,7 +317,7 @@ mod tests {
         let mut request = ChunkRequest::new(3, all.len());
         all.iter().for_each(|sample| request.push(sample));
         assert_eq!(told(request.as_bytes()), Ok(WorkerCommand::Make(3, all)));
-        assert_eq!(told(&place(5, 6)), Ok(WorkerCommand::Place(5, 6)));
+        assert_eq!(told(&slot(5, 6)), Ok(WorkerCommand::Slot(5, 6)));
         assert_eq!(told(&probe(&[1], 1, false, true)), Ok(WorkerCommand::Other));
         for at in [Some(0), Some(1 << 40), None] {
             assert_eq!(told(&room(at)), Ok(WorkerCommand::Room(at)));

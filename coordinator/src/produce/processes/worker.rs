@@ -431,7 +431,7 @@ impl WorkerProcess {
         for (task, assigned) in chunk.tasks.iter().flatten().zip(&chunk.assigned) {
             let mut sample = task.work.request();
             if assigned.offered.is_some() {
-                (sample.place, sample.is_offered) = (assigned.offered, true);
+                (sample.slot, sample.is_offered) = (assigned.offered, true);
             }
             if let (Some(cache), Some(file)) = (cache, self.scratch.get(chunk.number as usize)) {
                 fill(&mut sample, cache, file, &mut at).map_err(|e| e.to_string())?;

@@ -70,7 +70,7 @@ impl Task for ProcessWork {
     fn request(&self) -> SampleRequest {
         SampleRequest {
             id: self.sample.draw.id,
-            place: match &self.sample.destination {
+            slot: match &self.sample.destination {
                 Destination::Bound(bound_slot) => {
                     Some((bound_slot.batch.buffer, bound_slot.slot.slot()))
                 }

@@ -110,7 +110,7 @@ impl Worker {
             return Err(NOT_GIVEN.into());
         };
         let (buffer, slot) = task.work.bind(true);
-        let message = code::place(buffer, slot);
+        let message = code::slot(buffer, slot);
         let told = process.channel.send(&message, &[]);
         if let Some(chunk) = self.chunks.front_mut() {
             // The chunk is nearly done, so the next one can be given without waiting for its end.
