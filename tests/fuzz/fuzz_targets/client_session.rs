@@ -91,6 +91,7 @@ fn train() {
         name: "fuzz".into(),
         program: Some("/bin/false".into()),
         attach: attach(),
+        device: None,
         code: None,
         timeout: TIMEOUT,
         reconnect: Duration::ZERO,
