@@ -135,7 +135,7 @@ fn a_job_has_no_order_twice_beside_one_that_begins_when_its_epoch_ends() {
         scheduler.epoch_started(OTHER, 0, epoch - 1);
         let drawn = draw(&mut scheduler, &[OTHER]);
         assert_eq!(
-            dealt(&drawn),
+            assigned(&drawn),
             [((1, epoch), SAMPLES), ((2, epoch - 1), SAMPLES)].into()
         );
         assert_eq!(samples(&drawn), SAMPLES, "they share");

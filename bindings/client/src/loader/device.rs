@@ -40,6 +40,7 @@ impl Loader {
         stream: UserStream,
         end: Instant,
     ) -> Result<bool> {
+        let most_samples = self.most_samples(inner);
         let (Some(options), Some(link)) = (&self.options.device, &mut inner.link) else {
             return Ok(true);
         };
@@ -48,7 +49,7 @@ impl Loader {
         }
         let uploader = match &inner.uploader {
             Some(uploader) => uploader.clone(),
-            None => Uploader::start(options.clone(), stream.gpu, self.most_samples(inner))?,
+            None => Uploader::start(options.clone(), stream.gpu, most_samples)?,
         };
         inner.uploader = Some(uploader.clone());
         // No item is taken after a failure, since its batch could not be given.
