@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use coprep_device::TIMEOUT;
@@ -23,10 +24,14 @@ pub(crate) use crate::device::messages::OpenDevice;
 /// Longest time until a GPU is ready: its driver is loaded, its context made and the staging area pinned.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Pause between two looks whether the thread has ended.
+const END_POLL: Duration = Duration::from_micros(200);
+
 /// The upload thread of a loader, as others see it. The thread ends when this is dropped.
 pub(crate) struct Uploader {
     gpu: u32,
     commands: Here<Sender<Command>>,
+    thread: Here<JoinHandle<()>>,
     state: Arc<UploadState>,
     /// The first error that is not of opening. The thread may hang in the driver, so it cannot be asked any more.
     failure: Mutex<Option<Error>>,
@@ -38,13 +43,14 @@ impl Uploader {
         let (commands, receiver) = channel();
         let state = Arc::new(UploadState::default());
         let thread = UploadThread::new(options, gpu, samples, receiver, state.clone());
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("coprep-upload".into())
             .spawn(move || thread.run())
             .map_err(|e| not_started(format!("a thread: {e}")))?;
         Ok(Arc::new(Uploader {
             gpu,
             commands: Here::new(commands),
+            thread: Here::new(thread),
             state,
             failure: Mutex::default(),
         }))
@@ -95,6 +101,19 @@ impl Uploader {
         if let Ok(mut answer) = asked {
             // There is no remedy for an error: the batches that it spoils are on a GPU that hangs.
             let _ = answer.wait_until_due(self);
+        }
+    }
+
+    /// Ends the thread, and waits until it has given everything back. The driver must not be called any more when the
+    /// process ends.
+    pub(crate) fn end(&self) {
+        if let (Some(commands), Some(thread)) = (self.commands.get(), self.thread.get()) {
+            let began = Instant::now();
+            let _ = commands.send(Command::End);
+            // A thread that hangs in the driver is left behind.
+            while !thread.is_finished() && self.check().is_ok() && began.elapsed() < TIMEOUT {
+                std::thread::sleep(END_POLL);
+            }
         }
     }
 

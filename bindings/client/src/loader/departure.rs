@@ -46,6 +46,9 @@ impl Loader {
         if let Some(link) = link {
             link.leave();
         }
+        if let Some(uploader) = inner.uploader.take() {
+            uploader.end();
+        }
         // The other ranks may have lost the same coordinator, and look for this rank at the next one.
         if let Some(departure) = departure.filter(|_| !is_announced) {
             self.announce_to_any_coordinator(departure);
