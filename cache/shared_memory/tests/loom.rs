@@ -160,12 +160,10 @@ fn an_item_that_was_looked_at_is_the_one_that_is_taken_later() {
                 }
             }
         });
-        // The places of the items that are taken back are used again.
-        for tags in [1..3, 3..5] {
-            publisher.take_back().unwrap();
-            for tag in tags {
-                let _ = publisher.publish(&item(tag), &words.0.futex);
-            }
+        // The entries of the items that are taken back are used again.
+        publisher.take_back().unwrap();
+        for tag in 1..3 {
+            let _ = publisher.publish(&item(tag), &words.0.futex);
         }
         consumer.join().unwrap();
     });
