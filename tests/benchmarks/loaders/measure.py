@@ -28,6 +28,8 @@ BATCH_SIZE = 64
 TENSOR_BATCH_SIZE = 128
 WARM_TIMEOUT_S = 600.0
 WINDOW_TIMEOUT_S = 60.0
+PSS_SAMPLES, PSS_PAUSE_S = 5, 0.8
+"""Moments at which the memory of processes is read, and the seconds between them."""
 WARM_BATCHES = 4
 """Batches that each job takes before the window, where no cache has to be filled first."""
 CACHE_SHARE = 0.6
@@ -199,6 +201,19 @@ def coordinator_status(env: dict[str, str]) -> dict[str, Any]:
     return status
 
 
+def steady_pss(fleet: Fleet) -> float | None:
+    """Returns the memory of all processes in MiB, as the median of several moments.
+
+    The jobs keep taking batches after their window, so this is the steady state. Workers of a loader decode in step, and
+    have most memory at the end of a batch: a single moment would show a part of that cycle.
+    """
+    sizes = []
+    for _ in range(PSS_SAMPLES):
+        sizes.append(fleet.pss())
+        time.sleep(PSS_PAUSE_S)
+    return median_or_none(sizes)
+
+
 def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children: Children) -> Run:
     fleet = Fleet(setup, jobs, data, children)
     pss_ready, ready_to_first_s = None, []
@@ -216,8 +231,7 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children:
     before = CpuClock.read(fleet.roots)
     sleep_until(begin + seconds)
     after = CpuClock.read(fleet.roots)
-    # The jobs keep taking batches after their window, so this is their memory in the steady state.
-    pss = fleet.pss()
+    pss = steady_pss(fleet)
     if setup.light:
         fleet.check_light()
     windows = fleet.wait_for("window", WINDOW_TIMEOUT_S)
