@@ -7,15 +7,13 @@ python=$1 log=$2
 shift 2
 rust_tests=("$@")
 
-# These tests take one processor each at most, often less, and do not mind a few seconds more, so that three files run at
-# a time. The others look at the clock, or run several jobs of their own.
+# These tests take one processor each and do not mind a few seconds more, so that two files run at a time. The others look at the clock, or run several jobs of their own.
 side_by_side=(
     tests/benchmarks/tests/test_{drop_in_benchmark,gpu_benchmark,tables_pages}.py
     tests/conformance/test_{install,iterable,programs,structure,torch_behaviour,torch_expectations}.py
     tests/end_to_end/command_line/test_report_page.py
     tests/end_to_end/datasets/test_{fingerprint,identity_in_use,modules,packing,paths,pipelines,reducing,spawned}.py
     tests/end_to_end/datasets/test_user_{caching,code,samples}.py
-    tests/end_to_end/device/test_{batches_on_gpu,gpu_failures,no_usable_gpu,parts_and_sharing}.py
     tests/end_to_end/failures/test_{bad_input,errors_arrive,logging}.py
     tests/end_to_end/published/test_{constants,docs,facts,package,packaging}.py
     tests/end_to_end/sharing/test_{draws,epochs,order,own_samplers,shared_iterables,user_resuming,user_sharing}.py
@@ -53,7 +51,7 @@ total() {
     || echo "cargo-nextest is not installed: using cargo test, which does not end a test that hangs"
 run "Rust" "${rust_tests[@]}"
 run "Rust, examples in the documentation" cargo test --doc --quiet
-run "Python, three at a time" pytest -n 3 --dist worksteal "${side_by_side[@]}"
+run "Python, two at a time" pytest -n 2 --dist worksteal "${side_by_side[@]}"
 run "Python" pytest "${side_by_side[@]/#/--ignore=}" tests
 echo "== Total"
 total

@@ -65,11 +65,6 @@ fn assigned(drawn: &[Minibatch]) -> BTreeMap<(u64, u64), u32> {
     sum
 }
 
-fn order(drawn: &[Minibatch]) -> Vec<u32> {
-    let draws = drawn.iter().flat_map(|m| m.samples.iter());
-    draws.map(|draw| draw.id).collect()
-}
-
 fn samples(drawn: &[Minibatch]) -> u32 {
     drawn.iter().map(|m| m.samples.len() as u32).sum()
 }
@@ -122,31 +117,6 @@ fn a_minibatch_that_ends_its_epoch_is_drawn_ahead_though_it_is_short() {
         assigned(&draw(&mut scheduler, &[ONE])),
         [((1, 0), 7), ((1, 1), 7)].into()
     );
-}
-
-#[test]
-fn a_job_has_no_order_twice_beside_one_that_begins_when_its_epoch_ends() {
-    let mut scheduler = stream(DrawOrder::Random);
-    attach(&mut scheduler, ONE, spec());
-    let mut orders = vec![order(&draw(&mut scheduler, &[ONE]))];
-    attach(&mut scheduler, OTHER, spec());
-    for epoch in 1..4 {
-        // The other job leads, since this one has not begun its epoch.
-        scheduler.epoch_started(OTHER, 0, epoch - 1);
-        let drawn = draw(&mut scheduler, &[OTHER]);
-        assert_eq!(
-            assigned(&drawn),
-            [((1, epoch), SAMPLES), ((2, epoch - 1), SAMPLES)].into()
-        );
-        assert_eq!(samples(&drawn), SAMPLES, "they share");
-        scheduler.epoch_started(ONE, 0, epoch);
-        for _ in &drawn {
-            scheduler.taken(ONE, 0, 1);
-        }
-        let new = order(&drawn);
-        assert!(!orders.contains(&new), "epoch {epoch}");
-        orders.push(new);
-    }
 }
 
 #[test]

@@ -170,16 +170,3 @@ def test_lru_of_half_the_dataset_saves_less(tmp_path: Path, socket_path: Path) -
                 assert len(ids(loader)) == 120
             fetched[policy] = sum(stream()["totals"]["fetched_by_visit"][1:4])
     assert fetched["no-eviction"] < 0.8 * fetched["lru"]
-
-
-def test_a_batch_size_beyond_the_dataset_takes_no_memory_for_samples_that_there_are_not(
-    pipeline: coprep.Pipeline, start: Start
-) -> None:
-    # The first job makes the buffers of the stream, so that the second one's batch is put together of several.
-    first = job(start, pipeline, 8, 2, 0.02)
-    go(first)
-    loader = coprep.DataLoader(pipeline, batch_size=2_000_000_000, framework="numpy", with_index=True)
-    batches = [ids.tolist() for _, _, ids in loader]
-    assert [sorted(ids) for ids in batches] == [list(range(N))]
-    loader.close()
-    assert seen(first) == whole(2)

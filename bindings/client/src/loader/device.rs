@@ -22,9 +22,6 @@ impl Loader {
         {
             return Ok(None);
         }
-        if let Some(error) = inner.failed_ahead.take() {
-            return Err(error);
-        }
         if inner.link.as_ref().is_some_and(LoaderLink::awaits_upload) {
             let batch = self.take_uploaded(inner, end)?;
             return Ok(batch.map(DeviceEvent::Batch));
@@ -88,29 +85,7 @@ impl Loader {
             batch.ends_epoch,
             batch.batch.samples(),
         )?;
-        // The user must get this batch, so an error waits for the next call.
-        inner.failed_ahead = self.take_ahead(inner).err();
         Ok(is_given.then_some(batch.batch))
-    }
-
-    /// Takes the next part if it is ready. The upload thread answers while the user works with the batch before, so that
-    /// the next call need not wait for another thread.
-    fn take_ahead(&self, inner: &mut LoaderState) -> Result<()> {
-        if !inner.position.is_iterating() || self.awaits_order(inner) {
-            return Ok(());
-        }
-        let Some(link) = &mut inner.link else {
-            return Ok(());
-        };
-        if link.awaits_error() || !link.is_part_ready() {
-            return Ok(());
-        }
-        if let Some((seq, item)) = link.try_next()? {
-            // The coordinator may have put another item in its place. Whatever event that is, the next step finds it
-            // again.
-            self.take(inner, seq, &item)?;
-        }
-        Ok(())
     }
 
     fn count_uploads(&self, inner: &LoaderState, began: Instant) {

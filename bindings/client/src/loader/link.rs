@@ -10,7 +10,7 @@ use coprep_protocol::message::{
     Attach, Attached, Awaited, Departure, Reply, Request, SampleError, Skipped,
 };
 use coprep_protocol::order;
-use coprep_shared_memory::handover::{Account, Item, ItemKind};
+use coprep_shared_memory::handover::{Account, Item};
 use roaring::RoaringBitmap;
 
 use crate::attachment::Attachment;
@@ -331,12 +331,6 @@ impl LoaderLink {
     pub(super) fn upload_part(&mut self, seq: u64, item: &Item) -> Result<()> {
         let slots = self.attachment.hold(seq, item)?;
         self.device.take(seq, item, slots)
-    }
-
-    /// Returns `true` if the next item is ready, and is a part of a batch.
-    pub(super) fn is_part_ready(&self) -> bool {
-        let next = self.attachment.receiver.peek(0);
-        next.is_some_and(|(_, item)| item.kind() == Some(ItemKind::Part))
     }
 
     /// Returns `true` if a part was taken whose copies have not begun.

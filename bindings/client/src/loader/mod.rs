@@ -36,7 +36,7 @@ use crate::attachment::Owner;
 use crate::batch::Batch;
 use crate::device::{DeviceBatch, DeviceOptions, Uploader, UserStream};
 use crate::error::{
-    Error, ErrorKind, Result, closed, disconnected, invalid, sample_failed, timed_out, violation,
+    ErrorKind, Result, closed, disconnected, invalid, sample_failed, timed_out, violation,
 };
 use crate::loader::link::{LoaderLink, PartFlags, is_skip, left_out};
 use crate::loader::orders::SentOrders;
@@ -149,8 +149,6 @@ struct LoaderState {
     closed: bool,
     /// The upload thread, once a batch was asked for on a GPU.
     uploader: Option<Arc<Uploader>>,
-    /// An error that came while a part was taken ahead. The next call raises it.
-    failed_ahead: Option<Error>,
     /// Announcement of the user code that will be needed, until this loader attaches.
     preparation: Option<Preparation>,
 }
@@ -211,7 +209,6 @@ impl Loader {
                 failed: None,
                 closed: false,
                 uploader: None,
-                failed_ahead: None,
                 preparation: None,
             }),
             options,
@@ -594,16 +591,18 @@ impl Loader {
         }
     }
 
-    /// Returns the number of samples of the largest batch. A batch size beyond the dataset must not reserve memory for
-    /// samples that there are not.
+    /// Returns the number of samples of the largest batch on a GPU. A batch size beyond the dataset must not reserve memory
+    /// for samples that there are not. An order of the job's own may be longer than the dataset.
     fn most_samples(&self, inner: &LoaderState) -> u32 {
         let asked = self.options.attach.batch_size;
+        if self.options.attach.is_told {
+            return asked;
+        }
         let job = inner.attached.as_ref().map(|attached| attached.job_samples);
         asked.min(job.unwrap_or(asked).max(1))
     }
 
     fn take_part(&self, inner: &mut LoaderState, seq: u64, item: &Item) -> Result<Option<Event>> {
-        let most_samples = self.most_samples(inner);
         let Some(link) = &mut inner.link else {
             return Ok(None);
         };
@@ -612,7 +611,8 @@ impl Loader {
             link.upload_part(seq, item)?;
             return Ok(None);
         }
-        let Some((batch, numbers)) = link.take_part(seq, item, most_samples)? else {
+        let Some((batch, numbers)) = link.take_part(seq, item, self.options.attach.batch_size)?
+        else {
             return Ok(None);
         };
         let ends_epoch = PartFlags::of(item).ends_epoch;

@@ -143,10 +143,10 @@ impl Scheduler {
             }
         }
         // Targets with equal needs go through the same sequence, which is promised to depend on nothing else. The salt
-        // separates the draws of other leaders at the same position. It also separates the draws of a leader whose
-        // targets are in another epoch: without it they would be given the order that they had in the leader's epoch.
-        let is_in_step = |other: &Job| other.epoch == job.epoch && other.need.len() == common.len();
-        let level = targets.iter().all(|id| is_in_step(&self.jobs[id]));
+        // separates the draws of other leaders at the same position.
+        let level = targets
+            .iter()
+            .all(|id| self.jobs[id].need.len() == common.len());
         let key = self.key(job, if level { 0 } else { mix(first.0) | 1 });
         Choice {
             lead: first,
