@@ -18,9 +18,9 @@ use crate::work::{StreamWork, TIMEOUT};
 const PTX: &str = include_str!("../kernels/convert.ptx");
 /// Threads of a block, as the kernels declare it.
 const THREADS: u32 = 256;
-/// Bytes of one channel that a thread loads at a time, as the kernels do: four loads of as many bytes as become 16
-/// bytes of elements for planes, and four pixels for interleaved elements.
+/// Bytes of the elements that a thread makes at a time for planes, as the kernel does: four stores of 16 bytes.
 const ELEMENT_BYTES_OF_PLANES: u32 = 64;
+/// Pixels that a thread converts at a time to interleaved elements, as the kernel does.
 const PIXELS_OF_INTERLEAVED: u32 = 4;
 /// Channels whose interleaved elements a block collects before it stores them.
 const COLLECTED_CHANNELS: u32 = 3;

@@ -43,7 +43,7 @@ class Fleet:
     env: dict[str, str]
     settings: JobSettings
     about: dict[str, Any]
-    """What the first job says about the device."""
+    """Description of the device, as the first job gives it."""
 
     def measure(self, case: Case, repetition: int, seconds: float) -> Row:
         """Lets as many jobs as the case has train with its mode, and returns what they and the processors did."""

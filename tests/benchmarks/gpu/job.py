@@ -62,7 +62,7 @@ class Job:
     def measure(self, mode: str, jobs: int) -> None:
         """Trains with a mode, and answers twice."""
         answer = self.attempt(mode, jobs)
-        # What is left of the loader must not go on beside the next one.
+        # The rest of the loader must not go on beside the next one.
         gc.collect()
         report(event="closed", **answer)
 

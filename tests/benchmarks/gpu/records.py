@@ -26,7 +26,7 @@ class Row:
     error: str | None = None
     seconds: float = 0.0
     by_job: Sequence[dict[str, Any]] = ()
-    """What each job saw, as `window.Recorder` has it, with the memory of the GPU."""
+    """Records of each job, as `window.Recorder` has them, with the memory of the GPU."""
     cpu_s: float = 0.0
     """CPU seconds of the jobs, the coordinator and all workers in the window."""
     images: int = 0

@@ -1,4 +1,4 @@
-"""What a job sees in a window of time. No clock, no I/O."""
+"""Records of a job in a window of time. No clock, no I/O."""
 
 from __future__ import annotations
 

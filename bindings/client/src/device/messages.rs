@@ -1,4 +1,4 @@
-//! What the upload thread is asked for, and its answers.
+//! Requests to the upload thread, and its answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -53,7 +53,7 @@ pub(crate) struct OpenDevice {
     pub(crate) why_bounced: Option<String>,
 }
 
-/// What the upload thread tells at any time.
+/// Counts and a flag that the upload thread publishes at any time.
 #[derive(Default)]
 pub(super) struct UploadState {
     /// Copies of parts that were begun.

@@ -38,7 +38,7 @@ pub(crate) fn say_error(error: &coprep_device::Error) {
 pub(crate) struct Fake {
     folder: TempDir,
     settings: String,
-    /// Whether no driver of a machine can take its place.
+    /// `true` if no driver of a machine can take its place.
     is_faulty: bool,
 }
 

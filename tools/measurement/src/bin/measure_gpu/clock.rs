@@ -1,4 +1,4 @@
-//! How long a GPU takes for work.
+//! Measures the time that a GPU takes for work.
 //!
 //! The host reads its own clock when the GPU comes past a mark. It asks without pause, so the error is a few
 //! microseconds. The functions of CUDA that measure time on the GPU are not needed for that, and older drivers lack

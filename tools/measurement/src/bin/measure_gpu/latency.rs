@@ -1,4 +1,4 @@
-//! How long single uploads of a minibatch take. The caller may let a GPU train meanwhile.
+//! Measures single uploads of a minibatch. The caller may let a GPU train meanwhile.
 
 use std::time::{Duration, Instant};
 

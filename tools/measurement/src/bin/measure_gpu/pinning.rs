@@ -1,4 +1,4 @@
-//! How long it takes to pin the staging area.
+//! Measures the time to pin the staging area.
 
 use std::time::{Duration, Instant};
 
