@@ -67,7 +67,9 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("dtype", "layout"), FORMS)
-def test_images_have_the_bits_of_the_host(folder: Path, socket_path: Path, tmp_path: Path, dtype: str, layout: str) -> None:
+def test_images_have_the_bits_of_the_host(
+    folder: Path, socket_path: Path, tmp_path: Path, dtype: str, layout: str
+) -> None:
     driver = Driver(tmp_path / "driver")
     # 200 images in batches of 32: the last one is short.
     samples, uploads, uploaded, not_pinned = driver.job(IMAGES, folder, 32, 32, dtype, layout).result().split()
@@ -93,7 +95,9 @@ def test_nothing_reads_what_a_slow_gpu_has_not_written(folder: Path, socket_path
 
 
 @fake_only
-def test_where_memory_cannot_be_pinned_batches_go_through_buffers(folder: Path, socket_path: Path, tmp_path: Path) -> None:
+def test_where_memory_cannot_be_pinned_batches_go_through_buffers(
+    folder: Path, socket_path: Path, tmp_path: Path
+) -> None:
     driver = Driver(tmp_path / "driver", "readonly=0;delay_us=2000")
     result = driver.job(IMAGES, folder, 32, 32, "float32", "default").result()
     assert result.startswith("400 ") and "it does not copy from memory that is pinned for reading only" in result

@@ -111,7 +111,9 @@ def test_a_gpu_that_fails_for_good_is_one_error(folder: Path, socket_path: Path,
 
 @fake_only
 @pytest.mark.parametrize("fault", ["hang=cuMemcpyHtoDAsync_v2@5", "stall=cuMemcpyHtoDAsync_v2@5"])
-def test_a_gpu_that_hangs_is_an_error_after_five_seconds(folder: Path, socket_path: Path, tmp_path: Path, fault: str) -> None:
+def test_a_gpu_that_hangs_is_an_error_after_five_seconds(
+    folder: Path, socket_path: Path, tmp_path: Path, fault: str
+) -> None:
     driver = Driver(tmp_path / "driver", fault)
     (report,) = reports(driver.job(EPOCHS, folder, 1, "run"))
     assert len(report["raised"]) == 2 and "GPU 0 does not get on with a batch: not done after 5" in report["raised"][0]
