@@ -204,8 +204,8 @@ def coordinator_status(env: dict[str, str]) -> dict[str, Any]:
 def steady_pss(fleet: Fleet) -> float | None:
     """Returns the memory of all processes in MiB, as the median of several moments.
 
-    The jobs keep taking batches after their window, so this is the steady state. Workers of a loader decode in step, and
-    have most memory at the end of a batch: a single moment would show a part of that cycle.
+    The jobs keep taking batches after their window, so this is the steady state. Workers of a loader decode in step.
+    They have most memory at the end of a batch, so that a single moment would show a part of that cycle.
     """
     sizes = []
     for _ in range(PSS_SAMPLES):
