@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import tempfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from jobs import Job
+from warm_interpreter import WarmInterpreter
 
 ROOT = Path(__file__).parents[2]
 SUPPORT = Path(__file__).parent
@@ -67,5 +71,19 @@ class Driver:
         return [answer for _, name, answer in lines if name == function]
 
     def job(self, code: str, *args: object) -> Job:
-        """Starts a training script."""
+        """Starts a training script. With the fake driver it is a fork, which need not import PyTorch."""
+        return Job(code, *args, interpreter=None if REAL else warm_interpreter(), **self.environment())
+
+    def new_interpreter(self, code: str, *args: object) -> Job:
+        """Starts a training script whose interpreter finds this folder's driver, and not another fake one."""
         return Job(code, *args, **self.environment())
+
+
+@functools.cache
+def warm_interpreter() -> WarmInterpreter:
+    """Returns an interpreter of this test process whose scripts find the fake driver."""
+    folder = tempfile.TemporaryDirectory(prefix="coprep-fake-cuda-")
+    atexit.register(folder.cleanup)
+    interpreter = WarmInterpreter({**os.environ, **Driver(Path(folder.name)).environment()})
+    atexit.register(interpreter.close)
+    return interpreter
