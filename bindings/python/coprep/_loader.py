@@ -660,9 +660,11 @@ class DataLoader(TorchInterface, Generic[T_co]):
         and the seconds that the job waited, ``wait_s``. ``fetch_stall_s``, ``prep_stall_s`` and ``others_stall_s``
         split these seconds by their cause: storage, processors, or other jobs.
 
-        With ``device="cuda"``: ``uploads``, the copies to the GPU, those ahead too; ``uploaded_bytes``;
+        With ``device="cuda"``: ``uploads``, the copies to the GPU that this job made, those ahead too;
+        ``uploaded_bytes``; ``shared_uploads``, the parts of batches that were copied for several jobs;
         ``upload_wait_s``, the seconds that the job waited for the GPU, which are no part of ``wait_s``; and, only where
-        copies go through pinned buffers, the reason as ``not_pinned``.
+        copies go through pinned buffers, the reason as ``not_pinned``; and why a job that would share copies does not,
+        as ``not_shared``.
 
         Args:
             slow: number of the most expensive samples of the stream to add as ``slow``, each with ``id``, ``path``, and

@@ -130,12 +130,20 @@ impl Ring {
     }
 
     /// Begins to copy minibatches that consumers need now. Others are forgotten for them if no buffer is free.
-    pub(crate) fn copy_needed(&mut self, needed: &[RingRequest<'_>], now: Instant) {
-        let is_needed = |number| needed.iter().any(|request| request.minibatch == number);
+    ///
+    /// `soon` are those that consumers will need next.
+    pub(crate) fn copy_needed(
+        &mut self,
+        needed: &[RingRequest<'_>],
+        soon: &[RingRequest<'_>],
+        now: Instant,
+    ) {
+        let is_in = |list: &[RingRequest<'_>], number| list.iter().any(|r| r.minibatch == number);
         for request in needed {
             // Without room the consumers copy it themselves.
-            let _ =
-                self.begin(request, now) || (self.make_room(is_needed) && self.begin(request, now));
+            let _ = self.begin(request, now)
+                || (self.make_room(|number| is_in(needed, number), |number| is_in(soon, number))
+                    && self.begin(request, now));
         }
     }
 
@@ -229,15 +237,24 @@ impl Ring {
             .retain(|&number, minibatch| minibatch.copy.is_some() || is_wanted(number));
     }
 
-    /// Makes a buffer free by forgetting the minibatch that came first, among those that no consumer has been handed and
-    /// none `is_needed` by now. Returns `false` if there is none.
-    fn make_room(&mut self, is_needed: impl Fn(u64) -> bool) -> bool {
+    /// Makes a buffer free by forgetting a minibatch that no consumer has been handed, and that none needs now. Returns
+    /// `false` if there is none.
+    ///
+    /// The oldest one goes, because only slow consumers have still to be given it. Those that somebody needs soon go after
+    /// the others: they would have to be copied again.
+    fn make_room(
+        &mut self,
+        is_needed: impl Fn(u64) -> bool,
+        is_needed_soon: impl Fn(u64) -> bool,
+    ) -> bool {
         let may_go = |(number, minibatch): &(&u64, &RingMinibatch)| {
             minibatch.copy.is_none() && minibatch.lease.is_only_share() && !is_needed(**number)
         };
         let candidates = self.minibatches.iter().filter(may_go);
-        let oldest = candidates.min_by_key(|(_, minibatch)| minibatch.order);
-        let Some((&number, _)) = oldest else {
+        let key =
+            |number: u64, minibatch: &RingMinibatch| (is_needed_soon(number), minibatch.order);
+        let first = candidates.min_by_key(|(number, minibatch)| key(**number, minibatch));
+        let Some((&number, _)) = first else {
             return false;
         };
         self.minibatches.remove(&number);
@@ -396,19 +413,35 @@ mod tests {
         for minibatch in [5, 3, 9] {
             assert!(world.begin(minibatch, 0));
         }
-        assert!(!world.ring.make_room(|_| false), "all are being copied");
+        assert!(
+            !world.ring.make_room(|_| false, |_| false),
+            "all are being copied"
+        );
         world.copy();
         assert!(world.begin(1, 0));
         // 5 is the oldest, and some consumer has it. 3 is needed now.
         let held = world.ready(5).unwrap();
-        assert!(world.ring.make_room(|number| number == 3));
+        assert!(world.ring.make_room(|number| number == 3, |_| false));
         let is_there = |world: &World, n| !matches!(world.ring.place(n), RingPlace::Absent);
         let there = [5, 3, 9, 1].map(|n| is_there(&world, n));
         assert_eq!(there, [true, true, false, true]);
-        assert!(!world.ring.make_room(|number| number == 3));
+        assert!(!world.ring.make_room(|number| number == 3, |_| false));
         drop(held);
-        assert!(world.ring.make_room(|number| number == 3));
+        assert!(world.ring.make_room(|number| number == 3, |_| false));
         assert!(!is_there(&world, 5));
+    }
+
+    #[test]
+    fn a_minibatch_that_is_needed_soon_goes_after_those_that_only_slow_consumers_want() {
+        let mut world = World::new();
+        for minibatch in [1, 2, 3] {
+            assert!(world.begin(minibatch, 0));
+        }
+        world.copy();
+        for expected in [2, 1, 3] {
+            assert!(world.ring.make_room(|_| false, |number| number != 2));
+            assert!(matches!(world.ring.place(expected), RingPlace::Absent));
+        }
     }
 
     #[test]

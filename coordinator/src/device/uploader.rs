@@ -48,8 +48,8 @@ pub(crate) struct RingOffer {
     pub(crate) bell: Bell,
 }
 
-/// Buffers of a ring. With fewer, consumers would wait for each other. More would be of no use: they are as many as the
-/// minibatches that wait for a consumer, and those that it may have been handed.
+/// Buffers of a ring. With fewer, consumers would wait for each other: each may be handed two, and two are filled. Consumers
+/// that stay together need about six; the others keep those that slower ones have still to be given.
 pub(crate) const RING_BUFFERS: std::ops::RangeInclusive<u32> = 4..=18;
 
 /// A ring that is open.

@@ -93,6 +93,9 @@ enum ItemBuffer {
 
 /// Buffers of a ring that a consumer may be handed at a time: as many as it copies ahead.
 const MOST_OF_RING: usize = 2;
+/// Number of minibatches that a consumer will be handed soon, and which are copied to a ring ahead: those that it may be
+/// handed, and as many behind them.
+const SOON: usize = 2 * MOST_OF_RING;
 
 /// One rank of a job.
 pub(crate) struct Consumer {
@@ -126,6 +129,8 @@ pub(crate) struct Consumer {
     counted: u64,
     /// The GPU that its batches go to, if they go to one.
     pub(super) gpu: Option<ConsumerGpu>,
+    /// The minibatch that it was handed last in a ring.
+    last_of_ring: Option<u64>,
 }
 
 /// The actions of a consumer since the last call.
@@ -169,6 +174,7 @@ impl Consumer {
             stall_clock: StallClock::default(),
             counted: 0,
             gpu: None,
+            last_of_ring: None,
         }
     }
 
@@ -238,8 +244,7 @@ impl Consumer {
         self.gpu.as_ref()?.mapped
     }
 
-    /// Returns the minibatches that it has still to be handed, in their order. One comes several times if it has several
-    /// parts.
+    /// Returns the minibatches that it has still to be handed, in their order, once for each part.
     pub(super) fn minibatches(&self) -> impl Iterator<Item = &Arc<PendingBatch>> {
         self.pending.iter().filter_map(|pending| match pending {
             Pending::Part { batch, .. } => Some(batch),
@@ -250,7 +255,24 @@ impl Consumer {
     /// Returns those that it could be handed now, if they were in a ring.
     pub(super) fn minibatches_in_reach(&self) -> impl Iterator<Item = &Arc<PendingBatch>> {
         let room = MOST_OF_RING.saturating_sub(self.ring_buffers().len());
-        self.minibatches().take(room)
+        // It has the buffer of the last one, of which further parts may come.
+        let last = self.last_of_ring;
+        let others = self.minibatches_once();
+        others
+            .filter(move |batch| Some(batch.number) != last)
+            .take(room)
+    }
+
+    /// Returns those that it will be handed soon.
+    pub(super) fn minibatches_soon(&self) -> impl Iterator<Item = &Arc<PendingBatch>> {
+        self.minibatches_once().take(SOON)
+    }
+
+    /// Returns the minibatches that it has still to be handed, each once. Parts of one follow each other.
+    fn minibatches_once(&self) -> impl Iterator<Item = &Arc<PendingBatch>> {
+        let mut before = None;
+        self.minibatches()
+            .filter(move |batch| before.replace(batch.number) != Some(batch.number))
     }
 
     /// Returns the buffer that the item of a minibatch is to name.
@@ -470,6 +492,9 @@ impl Consumer {
             self.next_seq = seq + 1;
             self.unread_since.get_or_insert_with(Instant::now);
             let what = self.pending.pop_front();
+            if let (Some(_), Some(Pending::Part { batch, .. })) = (&in_ring, &what) {
+                self.last_of_ring = Some(batch.number);
+            }
             self.published.extend(what.map(|what| Untaken {
                 what,
                 is_void: false,

@@ -327,10 +327,10 @@ impl Engine {
             let wanted = consumers().flat_map(Consumer::minibatches);
             let wanted: BTreeSet<u64> = wanted.map(|batch| batch.number).collect();
             shared.ring.keep_only(|number| wanted.contains(&number));
-            let needed = consumers().flat_map(Consumer::minibatches_in_reach);
-            shared.ring.copy_needed(&ready(needed), now);
-            let ahead = consumers().flat_map(Consumer::minibatches);
-            shared.ring.copy_ahead(&ready(ahead), COPIES_AHEAD, now);
+            let needed = ready(consumers().flat_map(Consumer::minibatches_in_reach));
+            let soon = ready(consumers().flat_map(Consumer::minibatches_soon));
+            shared.ring.copy_needed(&needed, &soon, now);
+            shared.ring.copy_ahead(&soon, COPIES_AHEAD, now);
         }
     }
 
