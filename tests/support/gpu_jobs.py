@@ -59,7 +59,11 @@ class Driver:
         if REAL:
             return {"PYTHONPATH": paths}
         settings = f"{self.settings};trace={self.trace}".strip(";")
-        return {"PYTHONPATH": paths, "LD_LIBRARY_PATH": str(self.folder), "FAKE_CUDA": settings}
+        return {
+            "PYTHONPATH": paths,
+            "LD_LIBRARY_PATH": str(self.folder),
+            "FAKE_CUDA": settings,
+        }
 
     def calls(self, pid: int | None = None) -> Counter[str]:
         """Returns how often each function succeeded, in one process or in all."""
@@ -91,7 +95,10 @@ class Serving:
         environment = {**os.environ, **self.driver.environment(), **variables}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(["coprep", "serve"], env=environment, stderr=log)
-        until(lambda: "coordinator listens" in self.log.read_text(), "the coordinator listens")
+        until(
+            lambda: "coordinator listens" in self.log.read_text(),
+            "the coordinator listens",
+        )
 
     def uploaders(self) -> list[int]:
         """Returns the processes that upload."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpu_jobs import Driver
+from gpu_jobs import Driver, Serving
 from jobs import Job
+
+Serve = Callable[..., Serving]
+"""Starts a coordinator."""
 
 _SCRIPT = """
 import json, sys, time
@@ -103,3 +107,11 @@ def epochs_of(job: Job) -> list[dict[str, Any]]:
     """Returns the job's report on each epoch, once it has ended successfully."""
     reports = [json.loads(line) for line in job.result().splitlines()]
     return [report for report in reports if "seen" in report]
+
+
+def each_sample_once(*jobs: Job) -> list[list[dict[str, Any]]]:
+    """Returns the statistics of each job after each of its epochs, in which each sample has come once."""
+    reports = [epochs_of(job) for job in jobs]
+    for epochs in reports:
+        assert [epoch["seen"] for epoch in epochs] == [list(range(200))] * len(epochs)
+    return [[epoch["stats"] for epoch in epochs] for epochs in reports]

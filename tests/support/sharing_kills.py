@@ -12,22 +12,18 @@ import os
 import queue
 import random
 import signal
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import coprep
 from coordinators import coordinator_at
 from gpu_jobs import Driver, Serving
-from jobs import Job
+from jobs import Job, Start
 from sharing_jobs import sharing_job
-from waiting import WAIT, until
-
-Start = Callable[..., Job]
+from waiting import WAIT
 
 
 class Trial:
@@ -58,8 +54,10 @@ class Trial:
     @property
     def _epoch(self) -> int:
         """Number of the epoch that is being given."""
-        full = (len(ids) for ids in self.given)
-        return next((number for number, ids in enumerate(self.given) if len(ids) < 200), sum(1 for _ in full))
+        return next(
+            (number for number, ids in enumerate(self.given) if len(ids) < 200),
+            self._epochs,
+        )
 
     @property
     def is_over(self) -> bool:
@@ -157,7 +155,11 @@ def main() -> None:
     import pytest
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("photos", type=Path, help="a folder for 200 photographs, made if it is not there")
+    parser.add_argument(
+        "photos",
+        type=Path,
+        help="a folder for 200 photographs, made if it is not there",
+    )
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -167,14 +169,21 @@ def main() -> None:
         make_folder(options.photos, 200)
     done, seed = [0, 0], options.seed
     while sum(done) < options.kills:
-        with tempfile.TemporaryDirectory() as temporary, pytest.MonkeyPatch.context() as patch:
+        with (
+            tempfile.TemporaryDirectory() as temporary,
+            pytest.MonkeyPatch.context() as patch,
+        ):
             folder = Path(temporary)
             with coordinator_at(folder / "run", patch):
                 serving = Serving(folder / "uploader", "delay_us=500")
                 numbers = iter(range(1000))
 
                 def start(folder: Path = folder, numbers: Any = numbers, **plan: Any) -> Job:
-                    return sharing_job(Driver(folder / f"job{next(numbers)}", "delay_us=500"), options.photos, **plan)
+                    return sharing_job(
+                        Driver(folder / f"job{next(numbers)}", "delay_us=500"),
+                        options.photos,
+                        **plan,
+                    )
 
                 # A fourth uploader that is killed within seconds is not replaced.
                 killed = Round(serving, start, seed).run(jobs=4, epochs=20, job_kills=12, uploader_kills=3)
@@ -182,10 +191,12 @@ def main() -> None:
                 assert all(ring["buffers"] == ring["buffers_free"] for ring in rings), rings
                 serving.end()
         done = [a + b for a, b in zip(done, killed, strict=True)]
-        print(f"seed {seed}: {done[0]} jobs and {done[1]} uploaders killed so far", flush=True)
+        print(
+            f"seed {seed}: {done[0]} jobs and {done[1]} uploaders killed so far",
+            flush=True,
+        )
         seed += 1
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

@@ -145,9 +145,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
         dtype: for a native pipeline that ends with ``normalize``: ``torch.float32`` (default), ``torch.float16`` or
             ``torch.bfloat16``.
         memory_format: for a native pipeline: ``torch.contiguous_format`` (default) or ``torch.channels_last``.
-        uploads: with ``device="cuda"``: ``"own"``: this job copies its batches to the GPU by itself. ``"shared"``: where
-            two or more such jobs of one stream use a GPU, a process of the coordinator copies each minibatch there once
-            for all of them. ``"auto"``: as ``"own"`` in this version.
+        uploads: with ``device="cuda"``: ``"own"``: this job copies its batches to the GPU by itself. ``"shared"``:
+            where two or more such jobs of one stream use a GPU, a process of the coordinator copies each minibatch
+            there once for all of them. ``"auto"``: as ``"own"`` in this version.
         cache: form in which samples are cached: ``"auto"`` (for each sample the form that saves most time for its
             bytes, or none), ``"off"``, ``"encoded"`` (native pipelines), ``"decoded"`` (of a Python dataset: the value
             of ``dataset[i]``, before ``transform``), ``"prepared"`` (Python datasets: after everything, so that nothing

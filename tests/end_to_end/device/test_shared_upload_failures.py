@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+import functools
 from typing import Any
 
 import coprep
 import pytest
 from gpu_jobs import Serving, fake_only
-from jobs import Job
-from test_shared_uploads import Serve, each_sample_once, job, serve
+from jobs import Start
+from sharing_jobs import Serve, each_sample_once
+from sharing_kills import Round
 from waiting import kill, until
 
 pytestmark = fake_only
-__all__ = ["job", "serve"]
-
-Start = Callable[..., Job]
 
 
 def two_jobs(start: Start, **plan: Any) -> list[list[dict[str, Any]]]:
@@ -40,7 +37,13 @@ OPENING = [
     "cuStreamCreate",
 ]
 """Calls that open a ring."""
-COPYING = ["cuCtxPushCurrent_v2", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuMemcpyHtoDAsync_v2"]
+COPYING = [
+    "cuCtxPushCurrent_v2",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuMemcpyHtoDAsync_v2",
+]
 """Calls that copy a minibatch."""
 
 
@@ -76,7 +79,10 @@ def test_a_gpu_without_room_for_a_ring_gets_none_and_each_job_is_warned_once(ser
     assert all(gpu["rings"] == [] for gpu in coprep.status()["gpus"])
 
 
-@pytest.mark.parametrize("settings", ["fail=cuMemCreate:2", "share=0", "mem=0", "fail=cuDevicePrimaryCtxRetain:46"])
+@pytest.mark.parametrize(
+    "settings",
+    ["fail=cuMemCreate:2", "share=0", "mem=0", "fail=cuDevicePrimaryCtxRetain:46"],
+)
 def test_a_gpu_that_cannot_share_is_used_by_each_job_alone(serve: Serve, job: Start, settings: str) -> None:
     serve(settings)
     for stats in two_jobs(job):
@@ -117,11 +123,7 @@ def is_sharing(serving: Serving, but: list[int]) -> bool:
     return running != [] and not set(running) & set(but)
 
 
-def test_killed_uploaders_and_jobs_cost_nobody_a_sample(
-    serve: Serve, job: Start, folder: Path, socket_path: Path
-) -> None:
-    from sharing_kills import Round
-
+def test_killed_uploaders_and_jobs_cost_nobody_a_sample(serve: Serve, job: Start) -> None:
     serving = serve("delay_us=500")
     round_of_kills = Round(serving, lambda **plan: job("delay_us=500", **plan), seed=1)
     kills = round_of_kills.run(jobs=3, epochs=8, job_kills=4, uploader_kills=3)
@@ -139,12 +141,19 @@ def test_after_a_kill_uploads_are_shared_again(serve: Serve, job: Start) -> None
 
     for started in jobs:
         started.line()
-    before: list[int] = []
+
+    def shared() -> int:
+        return int(coprep.status()["gpus"][0]["shared_uploads"])
+
+    def shares_more_than(uploads: int) -> bool:
+        step()
+        return shared() > uploads
+
+    killed: list[int] = []
     for _ in range(2):
-        until(lambda: is_sharing(serving, before), "uploads are shared")
-        before += serving.uploaders()
-        shared = coprep.status()["gpus"][0]["shared_uploads"]
-        until(lambda: bool(step()) and coprep.status()["gpus"][0]["shared_uploads"] > shared + 30, "more is shared")
-        kill(before[-1])
+        until(lambda: is_sharing(serving, killed), "uploads are shared")
+        killed += serving.uploaders()
+        until(functools.partial(shares_more_than, shared() + 30), "more is shared")
+        kill(killed[-1])
     for started in jobs:
         started.kill()

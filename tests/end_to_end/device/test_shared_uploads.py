@@ -1,74 +1,32 @@
-"""Jobs that share uploads: each minibatch goes to the GPU once, with the bits of the host, and a slow job costs itself."""
+"""Jobs that share uploads: each minibatch goes to the GPU once, with the bits of the host, and a slow job costs none."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import coprep
 import pytest
 from coordinators import processes_of
-from gpu_jobs import Driver, Serving, fake_only
-from jobs import Job
-from sharing_jobs import epochs_of, sharing_job
+from gpu_jobs import fake_only
+from jobs import Start
+from sharing_jobs import Serve, each_sample_once
 from waiting import gone, kill, until
 
 pytestmark = fake_only
-ALL = list(range(200))
 MINIBATCHES = 10
 """Minibatches of an epoch of 200 samples in batches of 20."""
 AHEAD = 18
 """Minibatches that are copied to a ring before they are wanted, at most."""
-
-Serve = Callable[..., Serving]
-
-
-@pytest.fixture
-def serve(socket_path: Path, tmp_path: Path) -> Iterator[Serve]:
-    """Starts a coordinator, and ends it after the test."""
-    serving: list[Serving] = []
-
-    def serve(settings: str = "", **variables: str) -> Serving:
-        serving.append(Serving(tmp_path / "uploader", settings, **variables))
-        return serving[-1]
-
-    yield serve
-    for coordinator in serving:
-        coordinator.end()
-
-
-@pytest.fixture
-def job(folder: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Starts jobs that share, each with a driver of its own, and ends the remaining ones after the test."""
-    jobs: list[Job] = []
-
-    def start(settings: str = "", **plan: Any) -> Job:
-        jobs.append(sharing_job(Driver(tmp_path / f"job{len(jobs)}", settings), folder, **plan))
-        return jobs[-1]
-
-    yield start
-    for started in jobs:
-        if started.process.poll() is None:
-            started.process.send_signal(signal.SIGCONT)
-            started.kill()
-
-
-def each_sample_once(*jobs: Job) -> list[list[dict[str, Any]]]:
-    """Returns the statistics of each job after each of its epochs, in which each sample has come once."""
-    reports = [epochs_of(started) for started in jobs]
-    for epochs in reports:
-        assert [epoch["seen"] for epoch in epochs] == [ALL] * len(epochs)
-    return [[epoch["stats"] for epoch in epochs] for epochs in reports]
 
 
 def cohort(size: int) -> dict[str, Any]:
     return {"cohort": "together", "cohort_size": size}
 
 
-def test_each_minibatch_is_uploaded_once_for_all_jobs(serve: Serve, job: Callable[..., Job]) -> None:
+def test_each_minibatch_is_uploaded_once_for_all_jobs(serve: Serve, job: Start) -> None:
     serving = serve()
     jobs = [job(epochs=6, options=cohort(3), steps=False) for _ in range(3)]
     for stats in each_sample_once(*jobs):
@@ -93,7 +51,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("dtype", "layout"), FORMS)
-def test_images_have_the_bits_of_the_host(serve: Serve, job: Callable[..., Job], dtype: str, layout: str | None) -> None:
+def test_images_have_the_bits_of_the_host(serve: Serve, job: Start, dtype: str, layout: str | None) -> None:
     serve()
     # Batches of 33 straddle minibatches of 20, and the last one of each epoch is short. The side is odd.
     plan = {"dtype": dtype, "layout": layout, "side": 15, "epochs": 4}
@@ -103,21 +61,21 @@ def test_images_have_the_bits_of_the_host(serve: Serve, job: Callable[..., Job],
         assert stats[-1]["shared_uploads"] > 0 and "not_shared" not in stats[-1]
 
 
-def test_nothing_reads_what_a_slow_gpu_has_not_written(serve: Serve, job: Callable[..., Job]) -> None:
+def test_nothing_reads_what_a_slow_gpu_has_not_written(serve: Serve, job: Start) -> None:
     serve("delay_us=20000")
     jobs = [job("delay_us=20000", epochs=4, batch_size=size) for size in (20, 33)]
     for stats in each_sample_once(*jobs):
         assert stats[-1]["shared_uploads"] > 0
 
 
-def test_a_job_alone_uploads_by_itself(serve: Serve, job: Callable[..., Job]) -> None:
+def test_a_job_alone_uploads_by_itself(serve: Serve, job: Start) -> None:
     serving = serve()
     (stats,) = each_sample_once(job(waits=False))
     assert stats[-1]["shared_uploads"] == 0 and stats[-1]["uploads"] > 0
     assert not serving.driver.trace.exists(), "no process was started"
 
 
-def test_jobs_that_do_not_ask_for_it_share_no_uploads(serve: Serve, job: Callable[..., Job]) -> None:
+def test_jobs_that_do_not_ask_for_it_share_no_uploads(serve: Serve, job: Start) -> None:
     serving = serve()
     jobs = [job(waits=False, uploads=uploads) for uploads in ("own", "auto", "shared")]
     for stats in each_sample_once(*jobs):
@@ -125,7 +83,7 @@ def test_jobs_that_do_not_ask_for_it_share_no_uploads(serve: Serve, job: Callabl
     assert not serving.driver.trace.exists()
 
 
-def test_a_stopped_job_keeps_two_buffers_and_holds_up_nobody(serve: Serve, job: Callable[..., Job]) -> None:
+def test_a_stopped_job_keeps_two_buffers_and_holds_up_nobody(serve: Serve, job: Start) -> None:
     # The ring has four buffers.
     serve(COPREP_DEVICE_MEMORY=str(4 * (20 * 3 * 16 * 16 + 256)))
     stopped = job(steps=True, epochs=100)
@@ -143,7 +101,7 @@ def test_a_stopped_job_keeps_two_buffers_and_holds_up_nobody(serve: Serve, job: 
         assert last["shared_uploads"] - settled["shared_uploads"] >= 2 * MINIBATCHES * 3 // 4, stats
 
 
-def test_two_gpus_have_an_uploader_each(serve: Serve, job: Callable[..., Job]) -> None:
+def test_two_gpus_have_an_uploader_each(serve: Serve, job: Start) -> None:
     serving = serve("devices=2")
     jobs = [job("devices=2", gpu=gpu, epochs=4) for gpu in (0, 1, 0, 1)]
     # The jobs wait until there is a ring on either GPU.
@@ -152,9 +110,7 @@ def test_two_gpus_have_an_uploader_each(serve: Serve, job: Callable[..., Job]) -
         assert stats[-1]["shared_uploads"] > 0
 
 
-def test_where_memory_cannot_be_pinned_the_uploader_copies_through_buffers(
-    serve: Serve, job: Callable[..., Job]
-) -> None:
+def test_where_memory_cannot_be_pinned_the_uploader_copies_through_buffers(serve: Serve, job: Start) -> None:
     serving = serve("readonly=0;delay_us=500")
     jobs = [job(epochs=4) for _ in range(2)]
     until(lambda: serving.uploaders() != [], "there is a ring")
@@ -165,7 +121,7 @@ def test_where_memory_cannot_be_pinned_the_uploader_copies_through_buffers(
     assert serving.driver.calls()["cuMemHostRegister_v2"] == 0
 
 
-def test_status_shows_uploads_of_both_kinds(serve: Serve, job: Callable[..., Job]) -> None:
+def test_status_shows_uploads_of_both_kinds(serve: Serve, job: Start) -> None:
     serve()
     jobs = [job(epochs=4, steps=True, waits=False) for _ in range(2)]
     for started in jobs:
@@ -177,7 +133,10 @@ def test_status_shows_uploads_of_both_kinds(serve: Serve, job: Callable[..., Job
         for started in jobs:
             started.line()
     (gpu,) = coprep.status()["gpus"]
-    assert gpu["uuid"].startswith("GPU-fafafafa") and (gpu["consumers"], gpu["sharing"]) == (2, 2)
+    assert gpu["uuid"].startswith("GPU-fafafafa") and (
+        gpu["consumers"],
+        gpu["sharing"],
+    ) == (2, 2)
     assert gpu["own_uploads"] > 0 and gpu["own_bytes"] > 0
     assert gpu["shared_uploads"] > 0 and gpu["shared_bytes"] > 0 and gpu["shared_s"] > 0
     assert gpu["rings"][0]["buffers"] == AHEAD and gpu["notes"] == []
@@ -187,7 +146,7 @@ def test_status_shows_uploads_of_both_kinds(serve: Serve, job: Callable[..., Job
 
 
 def test_an_uploader_ends_with_its_jobs_and_with_a_killed_coordinator(
-    serve: Serve, job: Callable[..., Job], socket_path: Path
+    serve: Serve, job: Start, socket_path: Path
 ) -> None:
     serving = serve()
     each_sample_once(*[job() for _ in range(2)])
