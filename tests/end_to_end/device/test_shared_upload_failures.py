@@ -152,7 +152,7 @@ def test_after_a_kill_uploads_are_shared_again(serve: Serve, job: Start) -> None
     killed: list[int] = []
     for _ in range(2):
         until(lambda: is_sharing(serving, killed), "uploads are shared")
-        killed += serving.uploaders()
+        killed.extend(serving.uploaders())
         until(functools.partial(shares_more_than, shared() + 30), "more is shared")
         kill(killed[-1])
     for started in jobs:

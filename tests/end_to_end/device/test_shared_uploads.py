@@ -1,4 +1,4 @@
-"""Jobs that share uploads: each minibatch goes to the GPU once, with the bits of the host, and a slow job costs none."""
+"""Jobs that share uploads: each minibatch goes to the GPU once, with the bits of the host. A slow job costs itself."""
 
 from __future__ import annotations
 
