@@ -52,7 +52,7 @@ for epoch in range(plan["epochs"]):
     seen = []
     for images, labels, ids in loader:
         gpu_seam.synchronize(gpu)
-        assert images.dtype == dtype and gpu_seam.gpu_of(images) == gpu_seam.gpu_of(labels) == gpu
+        assert images.dtype == dtype and gpu_seam.gpu_of(labels) == gpu and images.device == labels.device
         for image, id in zip(images.cpu().clone(), ids.tolist()):
             assert torch.equal(image, pixels.setdefault(id, image)), (epoch, id)
         seen += ids.tolist()

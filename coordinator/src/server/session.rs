@@ -262,8 +262,7 @@ impl Session<'_> {
     fn use_gpu(&self, gpu: &GpuUse) -> Result<()> {
         let (stream, rank_id) = self.attached()?;
         let budget = self.registry.settings.device_memory;
-        stream.use_gpu(*rank_id, gpu, &self.registry.uploaders, budget);
-        Ok(())
+        stream.use_gpu(*rank_id, gpu, &self.registry.uploaders, budget)
     }
 
     fn ring_mapped(&self, pool: u32, is_mapped: bool) -> Result<()> {

@@ -25,18 +25,21 @@ struct StreamOnGpu {
 
 impl Stream {
     /// Records the GPU of a consumer. Opens a ring there if this consumer makes one worth its memory.
+    ///
+    /// # Errors
+    /// If the consumer names no GPU.
     pub(crate) fn use_gpu(
         self: &Arc<Self>,
         rank_id: RankId,
         gpu: &GpuUse,
         uploaders: &Uploaders,
         budget: u64,
-    ) {
-        let key = GpuKey::of(gpu);
+    ) -> Result<()> {
+        let key = GpuKey::of(gpu)?;
         // Samples of no fixed size are collated by each job, and do not come from a buffer of a GPU.
         let is_shared = gpu.is_shared && !self.fields.iter().any(|field| field.name == BLOB);
         if !self.engine().use_gpu(rank_id, key.clone(), is_shared) {
-            return;
+            return Ok(());
         }
         let owner = Arc::new(StreamOnGpu {
             stream: Arc::downgrade(self),
@@ -51,6 +54,7 @@ impl Stream {
             }
             Err(e) => owner.refused(&e.to_string()),
         }
+        Ok(())
     }
 
     /// Records whether a consumer has mapped a ring that it was offered.

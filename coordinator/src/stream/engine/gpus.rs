@@ -151,7 +151,9 @@ impl Engine {
         key: GpuKey,
         is_shared: bool,
     ) -> bool {
-        let Some(consumer) = self.consumer(rank_id) else {
+        // A connection has one GPU.
+        let consumer = self.consumer(rank_id).filter(|c| c.gpu.is_none());
+        let Some(consumer) = consumer else {
             return false;
         };
         consumer.gpu = Some(ConsumerGpu {
