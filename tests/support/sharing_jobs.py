@@ -38,7 +38,7 @@ def tell(**what):
     print(json.dumps(what), flush=True)
 
 def is_settled():
-    return any(gpu["rings"] or gpu["notes"] for gpu in coprep.status()["gpus"])
+    return sum(bool(gpu["rings"] or gpu["notes"]) for gpu in coprep.status()["gpus"]) == plan["gpus"]
 
 def wait_for_ring(count):
     # Until the ring is there, batches are this job's own uploads.
@@ -75,6 +75,7 @@ if plan["compares"]:
 
 _PLAN = {
     "gpu": 0,
+    "gpus": 1,
     "side": 16,
     "dtype": "float16",
     "layout": None,
@@ -95,9 +96,9 @@ def sharing_job(driver: Driver, folder: Path, **plan: Any) -> Job:
     Args:
         driver: the driver that it finds.
         folder: photographs.
-        plan: what differs from the usual plan. With ``steps`` the job tells each batch and waits for a line; with
-            ``waits`` it goes on after the first batch only when it is decided whether uploads are shared; with
-            ``resumes`` it reads a state.
+        plan: what differs from the usual plan. ``gpu`` is the number of the job's GPU, and ``gpus`` says how many have
+            jobs that share. With ``steps`` the job tells each batch and waits for a line; with ``waits`` it goes on
+            after the first batch only when it is decided whether uploads are shared; with ``resumes`` it reads a state.
     """
     assert plan.keys() <= _PLAN.keys()
     return driver.job(_SCRIPT, folder, json.dumps(_PLAN | plan))

@@ -86,7 +86,7 @@ def test_jobs_that_do_not_ask_for_it_share_no_uploads(serve: Serve, job: Start) 
 def test_a_stopped_job_keeps_two_buffers_and_holds_up_nobody(serve: Serve, job: Start) -> None:
     # The ring has four buffers.
     serve(COPREP_DEVICE_MEMORY=str(4 * (20 * 3 * 16 * 16 + 256)))
-    stopped = job(steps=True, epochs=100)
+    stopped = job(steps=True, waits=False, epochs=100)
     stopped.line()
     others = [job(epochs=6) for _ in range(2)]
     until(lambda: any(gpu["rings"] for gpu in coprep.status()["gpus"]), "there is a ring")
@@ -103,11 +103,11 @@ def test_a_stopped_job_keeps_two_buffers_and_holds_up_nobody(serve: Serve, job: 
 
 def test_two_gpus_have_an_uploader_each(serve: Serve, job: Start) -> None:
     serving = serve("devices=2")
-    jobs = [job("devices=2", gpu=gpu, epochs=4) for gpu in (0, 1, 0, 1)]
-    # The jobs wait until there is a ring on either GPU.
-    until(lambda: len(serving.uploaders()) == 2, "each GPU has an uploader")
+    jobs = [job("devices=2", gpu=gpu, gpus=2, epochs=4) for gpu in (0, 1, 0, 1)]
     for stats in each_sample_once(*jobs):
         assert stats[-1]["shared_uploads"] > 0
+    uploaders = {line.split(" ")[0] for line in serving.driver.trace.read_text().splitlines()}
+    assert len(uploaders) == 2
 
 
 def test_where_memory_cannot_be_pinned_the_uploader_copies_through_buffers(serve: Serve, job: Start) -> None:
