@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gpu_jobs import Driver, Serving
 from jobs import Job, Start
-from sharing_jobs import Serve, sharing_job
+from sharing_jobs import Pair, Serve, sharing_job
 
 
 @pytest.fixture
@@ -41,3 +41,11 @@ def job(folder: Path, tmp_path: Path) -> Iterator[Start]:
         if started.process.poll() is None:
             started.process.send_signal(signal.SIGCONT)
             started.kill()
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two jobs that share, and train once for each test."""
+    jobs = Pair(folder, tmp_path_factory.mktemp("pair"))
+    yield jobs
+    jobs.end()

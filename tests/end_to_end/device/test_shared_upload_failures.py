@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from pathlib import Path
 
 import coprep
 import pytest
 from gpu_jobs import Serving, fake_only
 from jobs import Start
-from sharing_jobs import Serve, each_sample_once
+from sharing_jobs import Pair, Serve, each_sample_once
 from sharing_kills import Round
 from waiting import kill, until
 
 pytestmark = fake_only
-
-
-def two_jobs(start: Start, **plan: Any) -> list[list[dict[str, Any]]]:
-    """Runs two jobs that share, and returns their statistics."""
-    return each_sample_once(*[start(**plan) for _ in range(2)])
 
 
 OPENING = [
@@ -48,24 +43,28 @@ COPYING = [
 
 
 @pytest.mark.parametrize("function", OPENING)
-def test_if_a_ring_cannot_be_opened_each_job_uploads_by_itself(serve: Serve, job: Start, function: str) -> None:
+def test_if_a_ring_cannot_be_opened_each_job_uploads_by_itself(
+    serve: Serve, pair: Pair, socket_path: Path, function: str
+) -> None:
     serve(f"fail={function}:999")
-    for stats in two_jobs(job):
-        assert stats[-1]["shared_uploads"] == 0
-        assert "unknown error" in stats[-1]["not_shared"] or "sees no GPU" in stats[-1]["not_shared"]
+    for stats in pair.train(socket_path):
+        assert stats["shared_uploads"] == 0
+        assert "unknown error" in stats["not_shared"] or "sees no GPU" in stats["not_shared"]
 
 
 @pytest.mark.parametrize("function", COPYING)
-def test_an_uploader_whose_copy_fails_is_replaced(serve: Serve, job: Start, function: str) -> None:
+def test_an_uploader_whose_copy_fails_is_replaced(serve: Serve, pair: Pair, socket_path: Path, function: str) -> None:
     serving = serve(f"fail={function}:999@60")
-    two_jobs(job, epochs=6)
+    pair.train(socket_path)
     assert "an uploader has ended" in serving.log.read_text()
 
 
-def test_memory_that_cannot_be_pinned_at_all_is_copied_through_buffers(serve: Serve, job: Start) -> None:
+def test_memory_that_cannot_be_pinned_at_all_is_copied_through_buffers(
+    serve: Serve, pair: Pair, socket_path: Path
+) -> None:
     serve("fail=cuMemHostRegister_v2:2")
-    for stats in two_jobs(job, epochs=4):
-        assert stats[-1]["shared_uploads"] > 0
+    for stats in pair.train(socket_path):
+        assert stats["shared_uploads"] > 0
 
 
 def test_a_gpu_without_room_for_a_ring_gets_none_and_each_job_is_warned_once(serve: Serve, job: Start) -> None:
@@ -79,20 +78,19 @@ def test_a_gpu_without_room_for_a_ring_gets_none_and_each_job_is_warned_once(ser
     assert all(gpu["rings"] == [] for gpu in coprep.status()["gpus"])
 
 
-@pytest.mark.parametrize(
-    "settings",
-    ["fail=cuMemCreate:2", "share=0", "mem=0", "fail=cuDevicePrimaryCtxRetain:46"],
-)
-def test_a_gpu_that_cannot_share_is_used_by_each_job_alone(serve: Serve, job: Start, settings: str) -> None:
+@pytest.mark.parametrize("settings", ["fail=cuMemCreate:2", "share=0", "mem=0", "fail=cuDevicePrimaryCtxRetain:46"])
+def test_a_gpu_that_cannot_share_is_used_by_each_job_alone(
+    serve: Serve, pair: Pair, socket_path: Path, settings: str
+) -> None:
     serve(settings)
-    for stats in two_jobs(job):
-        assert stats[-1]["shared_uploads"] == 0 and "not_shared" in stats[-1]
+    for stats in pair.train(socket_path):
+        assert stats["shared_uploads"] == 0 and "not_shared" in stats
 
 
-def test_a_coordinator_that_may_take_no_memory_shares_nothing(serve: Serve, job: Start) -> None:
+def test_a_coordinator_that_may_take_no_memory_shares_nothing(serve: Serve, pair: Pair, socket_path: Path) -> None:
     serve(COPREP_DEVICE_MEMORY="0")
-    for stats in two_jobs(job):
-        assert "COPREP_DEVICE_MEMORY" in stats[-1]["not_shared"]
+    for stats in pair.train(socket_path):
+        assert "COPREP_DEVICE_MEMORY" in stats["not_shared"]
 
 
 @pytest.mark.parametrize("function", ["cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess"])
@@ -105,15 +103,19 @@ def test_a_job_that_cannot_map_the_ring_uploads_by_itself(serve: Serve, job: Sta
 
 
 @pytest.mark.parametrize("call", range(3, 75, 9))
-def test_an_uploader_that_dies_in_any_call_costs_no_batch(serve: Serve, job: Start, call: int) -> None:
+def test_an_uploader_that_dies_in_any_call_costs_no_batch(
+    serve: Serve, pair: Pair, socket_path: Path, call: int
+) -> None:
     serve(f"die=@{call}")
-    two_jobs(job)
+    pair.train(socket_path)
 
 
 @pytest.mark.parametrize("fault", ["hang", "stall"])
-def test_an_uploader_that_hangs_is_killed_after_five_seconds(serve: Serve, job: Start, fault: str) -> None:
+def test_an_uploader_that_hangs_is_killed_after_five_seconds(
+    serve: Serve, pair: Pair, socket_path: Path, fault: str
+) -> None:
     serving = serve(f"{fault}=cuMemcpyHtoDAsync_v2@9")
-    two_jobs(job, epochs=4)
+    pair.train(socket_path)
     assert "a copy has not ended after 5 s" in serving.log.read_text()
 
 

@@ -304,6 +304,9 @@ impl UploadThread {
         let (Some(copy), Some(taken)) = (copy, self.waiting.take()) else {
             return;
         };
+        if let Some(area) = &mut self.area {
+            area.forget_rings_before(taken.item.pool);
+        }
         self.copying.push_back(Copying {
             copy,
             _slots: taken.slots,
@@ -391,8 +394,7 @@ impl UploadThread {
                 "{len} samples more for a batch of {most}"
             )));
         }
-        let (Some(area), Some(device), Some(pool)) = (&mut self.area, &self.device, &self.pool)
-        else {
+        let (Some(area), Some(device), Some(pool)) = (&self.area, &self.device, &self.pool) else {
             return Err(violation("an item before the staging area is open"));
         };
         if item.pool != 0 && area.ring(item).is_none() {
@@ -419,7 +421,6 @@ impl UploadThread {
             self.state.bytes.fetch_add(bytes, Relaxed);
         } else {
             self.state.shared.fetch_add(1, Relaxed);
-            area.forget_rings_before(item.pool);
         }
         batch.push(UploadedPart {
             seq,
