@@ -43,7 +43,9 @@ class Trial:
         self.job = self._begin()
 
     def _begin(self) -> Job:
-        left = self._epochs - self._epoch
+        # A state that was taken after the last batch of an epoch begins with a pass of no batches.
+        is_border = self._state is not None and not (self._epoch < self._epochs and self.given[self._epoch])
+        left = self._epochs - self._epoch + is_border
         plan = {"steps": True, "waits": False, "compares": False, "resumes": True}
         job = self._start(epochs=left, **plan)
         job.say("" if self._state is None else json.dumps(self._state))
