@@ -6,17 +6,26 @@ import atexit
 import functools
 import os
 import tempfile
+
+
+import subprocess
 from collections import Counter
 from pathlib import Path
 
+import coprep
 import pytest
 from jobs import Job
 from warm_interpreter import WarmInterpreter
+
+
+from waiting import WAIT, until
 
 ROOT = Path(__file__).parents[2]
 SUPPORT = Path(__file__).parent
 REAL = "COPREP_TEST_REAL_GPU" in os.environ
 _LIBRARY = "libcoprep_fake_cuda.so"
+FIELDS = 2
+"""Copies for each minibatch of images: the images, and the labels."""
 fake_only = pytest.mark.skipif(REAL, reason="it needs the faults of the fake driver, and runs without a GPU")
 """Marks tests of faults, which no real driver has on demand."""
 
@@ -58,7 +67,11 @@ class Driver:
         if REAL:
             return {"PYTHONPATH": paths}
         settings = f"{self.settings};trace={self.trace}".strip(";")
-        return {"PYTHONPATH": paths, "LD_LIBRARY_PATH": str(self.folder), "FAKE_CUDA": settings}
+        return {
+            "PYTHONPATH": paths,
+            "LD_LIBRARY_PATH": str(self.folder),
+            "FAKE_CUDA": settings,
+        }
 
     def calls(self, pid: int | None = None) -> Counter[str]:
         """Returns how often each function succeeded, in one process or in all."""
@@ -87,3 +100,38 @@ def warm_interpreter() -> WarmInterpreter:
     interpreter = WarmInterpreter({**os.environ, **Driver(Path(folder.name)).environment()})
     atexit.register(interpreter.close)
     return interpreter
+
+
+class Serving:
+    """A coordinator whose uploaders find a driver of their own.
+
+    Args:
+        folder: a new folder for the driver and its trace, and for the log.
+        settings: of the fake driver that the uploaders find. Jobs have their own.
+        variables: further variables of the coordinator's environment.
+    """
+
+    def __init__(self, folder: Path, settings: str = "", **variables: str) -> None:
+        self.driver = Driver(folder, settings)
+        self.log = folder / "log"
+        environment = {**os.environ, **self.driver.environment(), **variables}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(["coprep", "serve"], env=environment, stderr=log)
+        until(
+            lambda: "coordinator listens" in self.log.read_text(),
+            "the coordinator listens",
+        )
+
+    def uploaders(self) -> list[int]:
+        """Returns the processes that upload."""
+        rings = [ring for gpu in coprep.status()["gpus"] for ring in gpu["rings"]]
+        return sorted({ring["uploader_pid"] for ring in rings})
+
+    def uploaded(self) -> int:
+        """Returns the number of minibatches that the uploaders have begun to copy."""
+        return self.driver.calls()["cuMemcpyHtoDAsync_v2"] // FIELDS
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(WAIT)

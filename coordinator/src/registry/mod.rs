@@ -34,6 +34,7 @@ use coprep_shared_memory::lock::{lock, unpoisoned};
 use coprep_shared_memory::staging::StagingPool;
 
 use crate::caches::{CacheKey, DatasetCache, Pin, check_form};
+use crate::device::Uploaders;
 use crate::error::{defect, from_lower, invalid, os};
 use crate::observe::costs::AllCosts;
 use crate::produce::native::Recipe;
@@ -70,6 +71,7 @@ pub(crate) struct Registry {
     costs: AllCosts,
     user_code: UserCodes,
     departures: Departures,
+    pub(crate) uploaders: Uploaders,
 }
 
 /// Answer to a job that attaches.
@@ -117,6 +119,7 @@ impl Registry {
             next_stream: AtomicU64::new(1),
             user_code: UserCodes::default(),
             departures: Departures::default(),
+            uploaders: Uploaders::default(),
         })
     }
 
