@@ -5,20 +5,16 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import tempfile
-
-
 import subprocess
+import tempfile
 from collections import Counter
 from pathlib import Path
 
 import coprep
 import pytest
 from jobs import Job
-from warm_interpreter import WarmInterpreter
-
-
 from waiting import WAIT, until
+from warm_interpreter import WarmInterpreter
 
 ROOT = Path(__file__).parents[2]
 SUPPORT = Path(__file__).parent

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import array
 import gc
+import io
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -26,12 +28,18 @@ MOST_BYTES = 1 << 17
 class ForkedProcess:
     """A script that was forked, with what tests use of `subprocess.Popen`."""
 
-    def __init__(self, reports: IO[str], stdin: IO[str], stdout: IO[str], stderr: IO[str]) -> None:
+    def __init__(self, reports: io.FileIO, stdin: IO[str], stdout: IO[str], stderr: IO[str]) -> None:
         self.stdin: IO[str] | None = stdin
         self.stdout, self.stderr = stdout, stderr
         self.returncode: int | None = None
         self._reports = reports
         self.pid = int(reports.readline())
+
+    def poll(self) -> int | None:
+        """Returns the exit code, or `None` while it runs."""
+        if select.select([self._reports], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
@@ -82,8 +90,14 @@ class WarmInterpreter:
         )
         for descriptor in given:
             os.close(descriptor)
-        stdout, stderr, reports = (os.fdopen(read) for read, _ in outputs)
-        return ForkedProcess(reports, os.fdopen(to_stdin, "w"), stdout, stderr)
+        stdout, stderr, reports = (read for read, _ in outputs)
+        return ForkedProcess(
+            # Unbuffered, so that `select` sees each report that was not read.
+            io.FileIO(reports),
+            os.fdopen(to_stdin, "w"),
+            os.fdopen(stdout),
+            os.fdopen(stderr),
+        )
 
     def close(self) -> None:
         self._requests.close()
