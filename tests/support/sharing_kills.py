@@ -12,6 +12,7 @@ import os
 import queue
 import random
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if not options.photos.exists():
         from photos import make_folder
 

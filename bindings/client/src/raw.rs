@@ -19,7 +19,6 @@ use coprep_device::{Context, DeviceMemory, Stream};
 use coprep_shared_memory::view::LargeMap;
 
 use crate::attachment::HeldSlots;
-use crate::device::RingSlots;
 
 /// Private memory of a copied batch, aligned to a cache line.
 ///
@@ -95,28 +94,9 @@ impl Drop for Owned {
 
 /// Reads a field of integers before the slice is given to the user.
 pub(crate) fn integers(slice: &HeldSlots, field: usize) -> Vec<i64> {
-    // SAFETY: readable and not written, as in `copy_from`.
-    unsafe { read_integers(slice.field(field)) }
-}
-
-/// Reads the numbers of samples that lie in a ring.
-pub(crate) fn ring_numbers(slots: &RingSlots) -> Vec<i64> {
-    // SAFETY: inside the ids of the ring, as was checked when the item was held. It is held, so the coordinator does not
-    // write there.
-    unsafe { read_integers(slots.numbers()) }
-}
-
-/// Reads the ids of samples that lie in a ring, if their stream has them.
-pub(crate) fn ring_ids(slots: &RingSlots) -> Option<Vec<i64>> {
-    // SAFETY: as above.
-    slots.index().map(|index| unsafe { read_integers(index) })
-}
-
-/// # Safety
-/// From the address on as many bytes can be read, and nobody writes them meanwhile.
-unsafe fn read_integers((source, len): (NonNull<u8>, usize)) -> Vec<i64> {
+    let (source, len) = slice.field(field);
     let source = source.cast::<i64>();
-    // SAFETY: as the caller promises; any bits are an `i64`; unaligned is allowed.
+    // SAFETY: readable and not written, as in `copy_from`; any bits are an `i64`; unaligned is allowed.
     (0..len / size_of::<i64>())
         .map(|i| unsafe { source.add(i).read_unaligned() })
         .collect()

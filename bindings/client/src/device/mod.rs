@@ -68,5 +68,5 @@ mod uploader;
 pub(crate) use assembly::UploadedBatch;
 pub use batch::{DeviceBatch, DeviceField};
 pub use options::{DeviceOptions, ImageConversion, UserStream};
-pub(crate) use ring::{HeldPart, MappedRing, OfferedRing, RingSlots};
+pub(crate) use ring::{HeldPart, MappedRing, OfferedRing};
 pub(crate) use uploader::{AwaitedAnswer, OpenDevice, Uploader};

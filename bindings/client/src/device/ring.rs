@@ -6,7 +6,6 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use coprep_device::{Context, DeviceMemory, import};
@@ -140,22 +139,20 @@ pub(crate) struct RingSlots {
 }
 
 impl RingSlots {
-    /// Returns the address and the length of the numbers of the samples.
-    pub(crate) fn numbers(&self) -> (NonNull<u8>, usize) {
+    /// Returns the numbers of the samples.
+    pub(crate) fn numbers(&self) -> Vec<i64> {
         self.ids(self.ring.number)
     }
 
-    /// Returns those of the ids, if the stream has them.
-    pub(crate) fn index(&self) -> Option<(NonNull<u8>, usize)> {
+    /// Returns the ids of the samples, if the stream has them.
+    pub(crate) fn index(&self) -> Option<Vec<i64>> {
         self.ring.index.map(|field| self.ids(field))
     }
 
-    fn ids(&self, field: usize) -> (NonNull<u8>, usize) {
-        let bytes = size_of::<i64>();
-        let start = self.ring.ids.field(self.buffer, field);
-        let offset = bytes * self.slots.start as usize;
-        let address = start.map_addr(|address| address.saturating_add(offset));
-        (address, bytes * self.slots.len())
+    fn ids(&self, field: usize) -> Vec<i64> {
+        self.ring
+            .ids
+            .integers(self.buffer, field, self.slots.clone())
     }
 }
 

@@ -178,8 +178,8 @@ impl DeviceLink {
                 }
             }
             HeldPart::Ring(slots) => {
-                self.numbers.extend(raw::ring_numbers(slots));
-                self.ids.extend(raw::ring_ids(slots).into_iter().flatten());
+                self.numbers.extend(slots.numbers());
+                self.ids.extend(slots.index().into_iter().flatten());
             }
         }
     }

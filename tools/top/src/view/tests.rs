@@ -365,6 +365,6 @@ fn each_gpu_has_a_line_with_its_uploads() {
     screen.update(now);
     let lines = drawn(&screen, &UTF8, 100, 24);
     let expected =
-        "GPU-fafafafa, shared uploads 10/s, own 0/s, 10.0 MiB/s, waits 25%, 3 of 4 share";
+        "GPU-fafafafa, shared uploads 10.0/s, own 0/s, 10.0 MiB/s, waits 25%, 3 of 4 share";
     assert_eq!(row(&lines, expected).trim(), expected);
 }
