@@ -138,7 +138,8 @@ class Round:
             trial.job.run_on()
             assert trial.job.process.wait(WAIT) == 0, trial.job.process.stderr and trial.job.process.stderr.read()
             assert [sorted(ids) for ids in trial.given] == [list(range(200))] * epochs
-            assert trial.shared > 0, "nothing was shared"
+        # A job that was replaced late may have found no ring.
+        assert any(trial.shared for trial in trials), "nothing was shared"
         return killed["job"], killed["uploader"]
 
     def _kill(self, kind: str, trials: list[Trial]) -> bool:

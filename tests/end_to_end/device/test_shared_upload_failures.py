@@ -33,7 +33,6 @@ OPENING = [
 ]
 """Calls that open a ring."""
 COPYING = {
-    "cuCtxPushCurrent_v2": 60,
     "cuStreamIsCapturing": 12,
     "cuEventCreate": 12,
     "cuEventRecord": 12,
