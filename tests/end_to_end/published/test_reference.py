@@ -18,6 +18,7 @@ import pytest
 import user_datasets as ud
 from command_help import default, options, subcommands, values, without_settings
 from coordinators import coordinator_at
+from gpu_jobs import Driver
 from pages import DOCS, ROOT, codes, pattern, plain, prose, rows, section
 from served import Coordinator, ask, series
 from sources import text_of
@@ -321,16 +322,47 @@ def labels_of(cell: str) -> set[str]:
     return {name for kind in re.findall(r"\*(\w+)\*", cell) for name in KINDS[kind]} | set(codes(cell))
 
 
-def test_metrics_have_the_labels_and_types_that_are_told(shown: Shown) -> None:
-    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", shown.metrics, re.MULTILINE))
+def check_metrics(text: str, heading: str) -> None:
+    """Checks the types, labels and units of the metrics that a section of the page tells."""
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     labels: dict[str, set[str]] = {}
-    for name, found in series(shown.metrics):
+    for name, found in series(text):
         labels.setdefault(name, set()).update(label for label, _ in found)
-    for metric, cell, kind, _ in rows(section(METRICS, "Metrics")):
+    for metric, cell, kind, _ in rows(section(METRICS, heading)):
         (name,) = codes(metric)
         assert (types[name] == "counter") is kind.endswith(", counter"), name
         assert labels[name] == labels_of(cell), name
         assert all((f"_{unit}" in name) is (unit in kind) for unit in ("seconds", "bytes")), name
+
+
+def test_metrics_have_the_labels_and_types_that_are_told(shown: Shown) -> None:
+    check_metrics(shown.metrics, "Metrics")
+
+
+ON_GPU = """
+import sys
+import gpu_seam
+import coprep
+
+loader = coprep.DataLoader(coprep.ImageFolder(sys.argv[1]).decode().resize((8, 8)), batch_size=20, device="cuda")
+batches = iter(loader)
+next(batches)
+print("batch", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_metrics_of_gpus_have_the_labels_and_types_that_are_told(
+    folder: Path, socket_path: Path, tmp_path: Path
+) -> None:
+    coordinator = Coordinator(socket_path, tmp_path / "log", "--metrics", "127.0.0.1:0")
+    job = Driver(tmp_path / "driver").job(ON_GPU, folder)
+    assert job.line() == "batch"
+    status, _, text = ask(coordinator.port)
+    job.run_on()
+    job.result()
+    assert (status, coordinator.end()) == (200, 0)
+    check_metrics(text, "Metrics of GPUs")
 
 
 @pytest.mark.parametrize("label", list(VALUES))
