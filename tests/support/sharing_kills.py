@@ -70,7 +70,7 @@ class Trial:
         self._take()
         if not self.is_over:
             self.job.kill()
-            # What it told before it died counts: it was given that batch.
+            # The batch that it told before it died counts, since it was given it.
             time.sleep(0.05)
             self._take()
             if not self.is_over:

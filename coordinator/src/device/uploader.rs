@@ -34,7 +34,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest time to open a ring: the driver is loaded, a context made and the staging area pinned.
 const LONGEST_OPENING: Duration = Duration::from_secs(60);
 
-/// What an uploader needs to open a ring.
+/// Everything that an uploader needs to open a ring.
 pub(crate) struct RingOffer {
     pub(crate) fields: Vec<Field>,
     pub(crate) slots: u32,
