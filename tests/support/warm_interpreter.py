@@ -43,7 +43,8 @@ class ForkedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            # The report comes as the process ends, and a process that does not end is found by the test's own limit.
+            # The report comes when the process ends. If it does not end, the time limit of the test ends this wait, so
+            # `timeout` is there only to have the signature of `subprocess.Popen`.
             self.returncode = int(self._reports.readline())
         return self.returncode
 

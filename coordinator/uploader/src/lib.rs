@@ -13,8 +13,8 @@
 //! # Who may die
 //!
 //! The process ends with its connection, and with the thread of the coordinator that started it, even while it hangs in
-//! the driver. Jobs have mapped the memory of the rings themselves, so what lies there stays. If the GPU fails, the process says why and
-//! ends: no call to it would succeed any more.
+//! the driver. Jobs have mapped the memory of the rings themselves, so the minibatches there stay. If the GPU fails, the
+//! process says why and ends: no call to it would succeed any more.
 #![forbid(unsafe_code)]
 
 mod budget;
