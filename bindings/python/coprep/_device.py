@@ -25,8 +25,9 @@ _HERE = os.path.join(os.path.dirname(__file__), "")
 _FLOATS = ("float32", "float16", "bfloat16")
 _FORMATS = ("contiguous_format", "channels_last")
 _AUTO_UPLOADS = "own"
-"""The meaning of ``uploads="auto"``. Sharing takes a process with a context of its own, of some hundred MiB of the GPU's
-memory. Whether several jobs gain more than that costs is not measured on a GPU yet, so it is left to those who ask."""
+"""The meaning of ``uploads="auto"``. Sharing takes a process with a context of its own, of some hundred MiB of the
+GPU's memory. Whether several jobs gain more than that costs is not measured on a GPU yet, so it is left to those who
+ask."""
 
 
 # --- PyTorch's CUDA, which tests replace --------------------------------------------------------------------------
