@@ -176,6 +176,11 @@ impl Balance {
         }
     }
 
+    /// Lets the pool grow to `most` threads, if that is more than before.
+    pub fn allow(&mut self, most: u32) {
+        self.most = self.most.max(most);
+    }
+
     /// Returns the number of threads that should be at work.
     #[must_use]
     pub fn threads(&self) -> u32 {

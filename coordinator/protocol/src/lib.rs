@@ -11,6 +11,7 @@
 //! * [`outgoing`]: a message that is sent piece by piece, by a sender that must not block.
 //! * [`code`]: messages between the coordinator and the processes that run user code.
 //! * [`dataset_path`]: one spelling for each path of a dataset.
+//! * [`dataset_url`]: URLs of datasets in object stores.
 //! * [`paths`]: where the socket lies, and who may own it.
 //! * [`poll_interval`]: bounds of waits that a lost wake-up could prolong.
 //! * [`polling`]: waits for descriptors that no signal cuts short.
@@ -24,6 +25,7 @@
 
 pub mod code;
 pub mod dataset_path;
+pub mod dataset_url;
 pub mod frame;
 pub mod id_set;
 pub mod item;
@@ -41,4 +43,4 @@ pub mod size;
 pub mod spec;
 
 /// Version of the messages. A client and its coordinator must have the same.
-pub const PROTOCOL_VERSION: u16 = 8;
+pub const PROTOCOL_VERSION: u16 = 9;
