@@ -9,7 +9,6 @@ use coprep_storage::{ErrorKind, Stores};
 
 use common::{BUCKET, HIDDEN, server, store, url};
 
-#[allow(dead_code, reason = "each test uses a part of it")]
 mod common;
 
 const PATIENCE: Duration = Duration::from_secs(600);

@@ -3,15 +3,35 @@
 
 use std::time::{Duration, Instant};
 
-use coprep_object_server::Faults;
-use coprep_storage::{ErrorKind, Extent, ObjectTable};
+use coprep_object_server::{Faults, ObjectServer};
+use coprep_storage::{ErrorKind, Extent, ObjectTable, Stores};
 
-use common::{BUCKET, bytes, server, store, table};
+use common::{BUCKET, server, store};
 
-#[allow(dead_code, reason = "each test uses a part of it")]
 mod common;
 
 const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Returns different bytes for each number.
+fn bytes(number: u32, length: usize) -> Vec<u8> {
+    (0..length as u32)
+        .map(|at| (at ^ (at >> 8) ^ number.wrapping_mul(77)) as u8)
+        .collect()
+}
+
+/// Puts objects `p/000`, `p/001`, ... and returns a table of them as they are listed.
+fn table(server: &ObjectServer, stores: &Stores, count: u32, length: usize) -> ObjectTable {
+    for number in 0..count {
+        server.put(BUCKET, &format!("p/{number:03}"), &bytes(number, length));
+    }
+    let (store, mut table) = (store(stores), ObjectTable::local(std::path::Path::new("")));
+    let add = |object: coprep_storage::ListedObject| {
+        table.push_object(&store, &object.key, Some(&object));
+        std::ops::ControlFlow::Continue(())
+    };
+    store.list("p", None, add).unwrap();
+    table
+}
 
 /// Reads every object twice, into growing memory and into a buffer, and checks the bytes.
 fn check_all(table: &ObjectTable, length: usize) {

@@ -40,7 +40,7 @@ def test_listed_urls_and_paths_are_one_dataset(
     keys = [path.relative_to(folder).as_posix() for path in files]
     web = f"{server.address}/{photos.removeprefix('s3://')}"
     # A third each from a store that is listed, from one that is not, and from local files.
-    mixed = [[f"{photos}/{key}", f"{web}/{key}", str(path)][i % 3] for i, (key, path) in enumerate(zip(keys, files))]
+    mixed = [[f"{photos}/{key}", f"{web}/{key}", str(files[i])][i % 3] for i, key in enumerate(keys)]
     local, remote = (
         batches(loader(coprep.Files(paths, labels=range(60)), seed=7, cache=cache), epochs=2)
         for paths in (files, mixed)

@@ -74,31 +74,36 @@ def test_moto_gives_the_samples_of_the_same_files(socket_path: Path, few: Path, 
             list(train)
 
 
-def _certificate(folder: Path) -> tuple[Path, Path]:
-    """Makes a certificate that vouches for itself. Returns its file, and the file with its key too."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "coprep test")])
+def _signed(subject: str, key: Any, issuer: str, by: Any, extension: x509.ExtensionType) -> bytes:
+    """Returns a certificate for a key, signed by another one, as PEM."""
+
+    def name(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
+
     today = datetime.datetime.now(datetime.timezone.utc)
-    day = datetime.timedelta(days=1)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(today - day)
-        .not_valid_after(today + day)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        .sign(key, hashes.SHA256())
+    builder = x509.CertificateBuilder(
+        name(issuer),
+        name(subject),
+        key.public_key(),
+        x509.random_serial_number(),
+        today - datetime.timedelta(days=1),
+        today + datetime.timedelta(days=1),
     )
-    public = certificate.public_bytes(serialization.Encoding.PEM)
-    private = key.private_bytes(
+    signed = builder.add_extension(extension, critical=False).sign(by, hashes.SHA256())
+    return signed.public_bytes(serialization.Encoding.PEM)
+
+
+def _certificates(folder: Path) -> tuple[Path, Path]:
+    """Makes an authority and a server's certificate. Returns the authority's file, and the server's with its key."""
+    authority, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    constraints = x509.BasicConstraints(ca=True, path_length=None)
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    private = own.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    (folder / "ca.pem").write_bytes(public)
-    (folder / "both.pem").write_bytes(private + public)
-    return folder / "ca.pem", folder / "both.pem"
+    (folder / "ca.pem").write_bytes(_signed("authority", authority, "authority", authority, constraints))
+    (folder / "server.pem").write_bytes(private + _signed("server", own, "authority", authority, names))
+    return folder / "ca.pem", folder / "server.pem"
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
@@ -111,10 +116,10 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture
 def web(few: Path, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """The address of a web server over TLS with the photos, and the certificate to trust."""
-    authority, both = _certificate(tmp_path)
+    authority, own = _certificates(tmp_path)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(few)))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(both)
+    context.load_cert_chain(own)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -131,9 +136,7 @@ def test_a_web_server_over_tls_gives_the_samples_of_the_same_files(
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     files = sorted(few.rglob("*.jpg"))
     urls = [f"{address}/{path.relative_to(few)}" for path in files]
-    local, remote = (
-        batches(loader(coprep.Files(paths), seed=3, cache="encoded"), epochs=2) for paths in (files, urls)
-    )
+    local, remote = (batches(loader(coprep.Files(paths), seed=3, cache="encoded"), epochs=2) for paths in (files, urls))
     assert local == remote
 
 
@@ -143,6 +146,8 @@ def test_a_certificate_that_is_not_trusted_is_no_sample_to_skip(
     address, _ = web
     monkeypatch.setenv("COPREP_STORAGE_PATIENCE", "1")
     urls = [f"{address}/{path.relative_to(few)}" for path in sorted(few.rglob("*.jpg"))]
-    with loader(coprep.Files(urls), cache="off", on_error="skip") as train:
-        with pytest.raises(coprep.StorageError, match="certificate"):
-            ids(train)
+    with (
+        loader(coprep.Files(urls), cache="off", on_error="skip") as train,
+        pytest.raises(coprep.StorageError, match="certificate"),
+    ):
+        ids(train)

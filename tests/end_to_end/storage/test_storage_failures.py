@@ -78,7 +78,9 @@ def test_a_store_that_stays_away_is_one_error_also_for_jobs_that_skip(
     assert "s3://bucket has not answered for" in text and "503 Service Unavailable (SlowDown)" in text
 
 
-def test_an_object_that_was_replaced_is_named(socket_path: Path, server: ObjectServer, folder: Path, photos: str) -> None:
+def test_an_object_that_was_replaced_is_named(
+    socket_path: Path, server: ObjectServer, folder: Path, photos: str
+) -> None:
     with loader(photos, shuffle=False) as train:
         assert ids(train) == list(range(N))
         first, second = sorted((folder / "class0").iterdir())[:2]

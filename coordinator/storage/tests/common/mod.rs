@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use coprep_object_server::ObjectServer;
 use coprep_protocol::dataset_url::DatasetUrl;
-use coprep_storage::{ObjectTable, RemoteStore, Stores};
+use coprep_storage::{RemoteStore, Stores};
 
 /// The secret key, which no text may contain.
 pub(crate) const HIDDEN: &str = "hidden-value";
@@ -28,30 +28,4 @@ pub(crate) fn url(text: &str) -> DatasetUrl {
 
 pub(crate) fn store(stores: &Stores) -> std::sync::Arc<RemoteStore> {
     stores.of(&url(&format!("s3://{BUCKET}"))).unwrap()
-}
-
-/// Returns different bytes for each number.
-pub(crate) fn bytes(number: u32, length: usize) -> Vec<u8> {
-    (0..length as u32)
-        .map(|at| (at ^ (at >> 8) ^ number.wrapping_mul(77)) as u8)
-        .collect()
-}
-
-/// Puts objects `p/000`, `p/001`, ... and returns a table of them as they are listed.
-pub(crate) fn table(
-    server: &ObjectServer,
-    stores: &Stores,
-    count: u32,
-    length: usize,
-) -> ObjectTable {
-    for number in 0..count {
-        server.put(BUCKET, &format!("p/{number:03}"), &bytes(number, length));
-    }
-    let (store, mut table) = (store(stores), ObjectTable::local(std::path::Path::new("")));
-    let add = |object: coprep_storage::ListedObject| {
-        table.push_object(&store, &object.key, Some(&object));
-        std::ops::ControlFlow::Continue(())
-    };
-    store.list("p", None, add).unwrap();
-    table
 }
