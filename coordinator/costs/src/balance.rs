@@ -431,6 +431,15 @@ mod tests {
         bandwidth: f64,
     }
 
+    #[test]
+    fn a_pool_may_be_allowed_more_threads_and_never_fewer() {
+        let mut balance = Balance::new(2, 10);
+        balance.allow(5);
+        assert_eq!(balance.most, 10);
+        balance.allow(20);
+        assert_eq!(balance.most, 20);
+    }
+
     const STEP: f64 = 0.5;
 
     impl World {

@@ -31,6 +31,8 @@ pub(crate) enum AnswerMeaning {
     OtherRegion,
     /// The key cannot be used in a request.
     BadKey,
+    /// The server gives whole objects only.
+    NoRanges,
     /// Nothing answers at this address.
     NoConnection,
     /// Something else, which may pass.
@@ -71,6 +73,7 @@ pub(crate) fn interpret(error: &object_store::Error) -> FailedAnswer {
         _ if chain.text.contains("Received redirect without LOCATION") => {
             AnswerMeaning::OtherRegion
         }
+        _ if chain.text.contains("Range request not supported") => AnswerMeaning::NoRanges,
         Os::NotFound { .. } => AnswerMeaning::NoObject,
         Os::Precondition { .. } | Os::NotModified { .. } => AnswerMeaning::OtherObject,
         // The object has become shorter than the range that was asked for.

@@ -271,11 +271,19 @@ impl RemoteStore {
             return Ok(bytes);
         }
         let mut target = ReadTarget::Growing(&mut bytes);
-        match self
+        let mut read = self
             .read_once(&path, object, Some(0..end), &mut target)
-            .await
+            .await;
+        if let Err(FailedTry::Store(answer)) = &read
+            && answer.meaning == AnswerMeaning::NoRanges
         {
-            Ok(()) => Ok(bytes),
+            read = self.read_once(&path, object, None, &mut target).await;
+        }
+        match read {
+            Ok(()) => {
+                bytes.truncate(end as usize);
+                Ok(bytes)
+            }
             Err(FailedTry::Final(error)) => Err(error),
             Err(FailedTry::Store(answer)) => {
                 Err(self.unavailable(format!("cannot read {}", self.url(object.key)), &answer))
