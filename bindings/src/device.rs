@@ -1,10 +1,12 @@
 //! Batches on the job's GPU, for Python.
 
+use std::os::unix::ffi::OsStringExt;
 use std::sync::{Mutex, PoisonError};
 
 use coprep_client::control;
 use coprep_client::device::{DeviceBatch, DeviceField, DeviceOptions, ImageConversion};
 use coprep_device::{ElementOrder, ElementType};
+use coprep_protocol::message::is_of_driver;
 use coprep_protocol::normalize::NormalizeTable;
 use coprep_protocol::spec::{Op, PipelineSpec};
 use pyo3::exceptions::PyValueError;
@@ -40,8 +42,14 @@ impl PyDeviceBatch {
     /// Tensors to allocate: the type of the elements, the shape, and whether it is `channels_last` in memory.
     #[getter]
     fn fields(&self) -> Vec<(&'static str, Vec<usize>, bool)> {
-        let field = |field: DeviceField| (field.dtype.name(), field.shape, field.is_channels_last);
-        self.with(|batch| batch.fields().into_iter().map(field).collect())
+        let field = |field: &DeviceField| {
+            (
+                field.dtype.name(),
+                field.shape.clone(),
+                field.is_channels_last,
+            )
+        };
+        self.with(|batch| batch.fields().iter().map(field).collect())
     }
 
     /// Ids of the samples, 64 bits each, native-endian.
@@ -93,7 +101,17 @@ pub(crate) fn device_options(
     };
     Ok(DeviceOptions {
         images: ImageConversion::take_out(pipeline, element, order),
+        is_shared: field(form, "shared")?,
+        environment: environment_of_driver(),
     })
+}
+
+/// Returns the variables that the NVIDIA driver reads. Python changes the environment only while it holds the
+/// interpreter's lock, which the caller holds.
+fn environment_of_driver() -> Vec<(Vec<u8>, Vec<u8>)> {
+    let variables = std::env::vars_os();
+    let variables = variables.map(|(name, value)| (name.into_vec(), value.into_vec()));
+    variables.filter(|(name, _)| is_of_driver(name)).collect()
 }
 
 /// Returns the values that `normalize` gives for each of the 256 values of a byte, by channel: float32, native-endian.

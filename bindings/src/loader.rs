@@ -242,9 +242,13 @@ impl PyLoader {
         counts.set_item("skipped", stats.skipped)?;
         counts.set_item("uploads", stats.uploads)?;
         counts.set_item("uploaded_bytes", stats.uploaded_bytes)?;
+        counts.set_item("shared_uploads", stats.shared_uploads)?;
         counts.set_item("upload_wait_s", stats.upload_wait.as_secs_f64())?;
         if let Some(why) = stats.bounced {
             counts.set_item("not_pinned", why)?;
+        }
+        if let Some(why) = stats.not_shared {
+            counts.set_item("not_shared", why)?;
         }
         Ok(counts)
     }

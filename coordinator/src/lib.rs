@@ -8,6 +8,7 @@
 //! * [`produce`]: the threads and processes that make samples.
 //! * [`caches`]: the caches of datasets.
 //! * [`observe`]: the costs of samples and the causes of stalls.
+//! * [`device`]: shared uploads to GPUs.
 //! * [`connection`]: the process at the other end of a connection, and replies to it.
 //! * [`settings`], [`error`], [`failpoints`].
 //!
@@ -23,6 +24,7 @@
 
 mod caches;
 mod connection;
+mod device;
 mod error;
 mod failpoints;
 mod observe;

@@ -19,6 +19,8 @@ pub struct Settings {
     pub cache_name: Option<String>,
     /// Bytes of one stream's staging area, within the bounds that correctness asks for.
     pub staging_bytes: u64,
+    /// Bytes of each GPU's memory that its rings may take together, and at most a twentieth of the GPU; 0 for no rings.
+    pub device_memory: u64,
     /// Artificial slowness of the storage, to see its effect.
     pub storage: Slowness,
     /// Time that reads wait for remote storage that does not answer, before their jobs get an error.
@@ -44,6 +46,7 @@ impl Default for Settings {
             cache_form: CacheForm::Auto,
             cache_name: None,
             staging_bytes: 256 << 20,
+            device_memory: 1 << 30,
             storage: Slowness::default(),
             storage_patience: coprep_storage::PATIENCE,
             replay: false,

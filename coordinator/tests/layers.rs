@@ -19,11 +19,12 @@ use std::process::Command;
 use imports::Modules;
 
 /// The root modules of the coordinator, from the lowest to the highest.
-const LAYERS: [&str; 10] = [
+const LAYERS: [&str; 11] = [
     "error",
     "settings",
     "failpoints",
     "connection",
+    "device",
     "observe",
     "caches",
     "produce",

@@ -12,20 +12,33 @@ from collections.abc import Callable
 from typing import Any
 
 from waiting import WAIT
+from warm_interpreter import ForkedProcess, WarmInterpreter
 
 
 class Job:
-    """A training script in a process of its own. The lines that it prints are its report."""
+    """A training script in a process of its own. The lines that it prints are its report.
 
-    def __init__(self, code: str, *args: object, **env: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **env},
-        )
+    Args:
+        code: the script.
+        args: its arguments.
+        interpreter: forks the script. Without one, an interpreter starts for it.
+        env: variables of its environment, beside those of this process.
+    """
+
+    def __init__(self, code: str, *args: object, interpreter: WarmInterpreter | None = None, **env: str) -> None:
+        script, arguments, environment = textwrap.dedent(code), [*map(str, args)], {**os.environ, **env}
+        self.process: subprocess.Popen[str] | ForkedProcess
+        if interpreter:
+            self.process = interpreter.start(script, arguments, environment)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", script, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
 
     def line(self) -> str:
         """Returns the next line that the job prints."""

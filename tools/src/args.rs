@@ -98,6 +98,12 @@ pub(crate) enum Command {
         /// Number of the GPU among those that CUDA_VISIBLE_DEVICES leaves visible.
         number: u32,
     },
+    /// Copy minibatches to a GPU, for the coordinator at the other end of standard input.
+    #[command(hide = true)]
+    Uploader {
+        /// UUID of the GPU.
+        uuid: String,
+    },
 }
 
 #[derive(ClapArgs)]
@@ -114,6 +120,9 @@ pub(crate) struct ServeArgs {
     /// Reserve this many bytes for the staging area of each stream.
     #[arg(long, env = "COPREP_STAGING", value_parser = size::parse, default_value = "256M", value_name = "SIZE")]
     pub(crate) staging: u64,
+    /// Share uploads within this many bytes of each GPU's memory, and a twentieth of the GPU at most; 0: never share.
+    #[arg(long, env = "COPREP_DEVICE_MEMORY", value_parser = size::parse, default_value = "1G", value_name = "SIZE")]
+    pub(crate) device_memory: u64,
     /// Use this many processors to decode and augment: leave some to training [default: all that this process may use].
     #[arg(long, visible_alias = "workers", env = "COPREP_WORKERS", value_parser = clap::value_parser!(u16).range(1..=1024), value_name = "N")]
     pub(crate) cpus: Option<u16>,

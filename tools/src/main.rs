@@ -26,6 +26,12 @@ use crate::output::NobodyReads;
 /// Result of a command. `main` prints an error as one line on stderr.
 pub(crate) type Outcome<T = ExitCode> = Result<T, Box<dyn std::error::Error>>;
 
+/// Copies minibatches to a GPU, until the coordinator hangs up.
+fn upload(uuid: &str) -> Outcome {
+    coprep_uploader::run(uuid)?;
+    Ok(ExitCode::SUCCESS)
+}
+
 fn main() -> ExitCode {
     let args = Args::read();
     let paths = args.paths();
@@ -41,6 +47,7 @@ fn main() -> ExitCode {
         Command::Bench(bench) => bench::run(&paths, &bench),
         Command::Doctor(doctor) => doctor::run(&paths, &doctor),
         Command::CheckGpu { number } => check_gpu::run(number),
+        Command::Uploader { uuid } => upload(&uuid),
     };
     outcome.unwrap_or_else(|e| {
         if e.is::<NobodyReads>() {

@@ -119,6 +119,7 @@ fn settings(args: &ServeArgs) -> Settings {
         cache_form: args.cache_form.into(),
         cache_name: args.cache_name.clone(),
         staging_bytes: args.staging,
+        device_memory: args.device_memory,
         // A coordinator that a job started must end by itself. One that a person started runs until it is stopped.
         idle: seconds(args.idle.unwrap_or(if args.auto { 60 } else { 0 })),
         idle_warm: seconds(args.idle_warm.unwrap_or(3600)),

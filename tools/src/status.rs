@@ -7,8 +7,8 @@ use coprep_client::{ErrorKind, control};
 use coprep_protocol::dataset_path;
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::message::{
-    CacheForm, CacheStatus, CostStatus, FormStatus, JobStatus, OutageStatus, SampleCost, Status,
-    StreamStatus,
+    CacheForm, CacheStatus, CostStatus, FormStatus, GpuStatus, JobStatus, OutageStatus, RingStatus,
+    SampleCost, Status, StreamStatus,
 };
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::size::human;
@@ -132,6 +132,7 @@ fn describe(status: &Status) -> String {
     if status.streams.is_empty() {
         parts.push("no jobs".into());
     }
+    parts.extend(status.gpus.iter().map(gpu));
     parts.join("\n\n")
 }
 
@@ -147,6 +148,44 @@ fn outage(outage: &OutageStatus) -> String {
         duration(outage.patience_s),
     );
     wrapped(&text, 0).trim_end().to_owned()
+}
+
+/// Describes the copies to a GPU.
+fn gpu(g: &GpuStatus) -> String {
+    let head = format!(
+        "{}: {}, {} of them share uploads",
+        g.uuid,
+        count(g.consumers.into(), "consumer"),
+        g.sharing
+    );
+    let facts = format!(
+        "{} shared ({}, {:.1} s), {} of consumers alone ({}); consumers waited for it {:.1} s",
+        count(g.shared_uploads, "upload"),
+        human(g.shared_bytes),
+        g.shared_s,
+        g.own_uploads,
+        human(g.own_bytes),
+        g.wait_s
+    );
+    let mut lines = vec![wrapped(&head, 0), wrapped(&facts, 2)];
+    lines.extend(g.rings.iter().map(ring));
+    let note = |why: &String| wrapped(&format!("uploads are not shared: {why}"), 2);
+    lines.extend(g.notes.iter().map(note));
+    lines.concat().trim_end().to_owned()
+}
+
+fn ring(r: &RingStatus) -> String {
+    let pinned = r.why_bounced.as_ref();
+    let pinned = pinned.map_or(String::new(), |why| format!("; not pinned: {why}"));
+    let text = format!(
+        "ring of stream {}: {} of {} buffers free ({}), uploader {}{pinned}",
+        r.stream,
+        r.buffers_free,
+        r.buffers,
+        human(r.bytes),
+        r.uploader_pid
+    );
+    wrapped(&text, 2)
 }
 
 /// Describes the current work of threads and worker processes.
@@ -410,9 +449,31 @@ mod tests {
         cache.pipeline =
             "decode > resize(256, interpolation=\"bicubic\") > center_crop(224)".into();
         cache.lambda_s_per_mib = Some(0.0);
+        let ring = RingStatus {
+            stream: 1,
+            uploader_pid: 4_000_041,
+            buffers: 18,
+            buffers_free: 2,
+            bytes: 172 << 20,
+            why_bounced: Some(
+                "it does not copy from memory that is pinned for reading only".into(),
+            ),
+        };
+        let gpu = GpuStatus {
+            uuid: "GPU-fafafafa-fafa-fafa-fafa-fafafafafafa".into(),
+            consumers: 8,
+            sharing: 7,
+            own_uploads: 1,
+            shared_uploads: 1,
+            shared_bytes: 10_000_000,
+            rings: vec![ring],
+            notes: vec!["the uploader of the GPU has ended 4 times".into()],
+            ..GpuStatus::default()
+        };
         Status {
             caches: vec![cache],
             streams: vec![stream],
+            gpus: vec![gpu],
             ..Status::default()
         }
     }
@@ -440,5 +501,13 @@ mod tests {
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains("40 worker processes (3 at work)"), "{words}");
         assert!(words.contains("1 sample measured"), "{words}");
+        assert!(
+            words.contains("8 consumers, 7 of them share uploads"),
+            "{words}"
+        );
+        assert!(
+            words.contains("1 upload shared (9.5 MiB, 0.0 s)"),
+            "{words}"
+        );
     }
 }

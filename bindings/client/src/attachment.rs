@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use coprep_protocol::message::Attached;
-use coprep_protocol::spec::{BLOB, Dtype, Field, NUMBER};
+use coprep_protocol::spec::{BLOB, Dtype, Field, INDEX, NUMBER};
 use coprep_shared_memory::handover::{Item, ItemKind, Receiver};
 use coprep_shared_memory::lock::lock;
 use coprep_shared_memory::staging::Layout;
@@ -84,8 +84,6 @@ struct Held {
     large: Vec<Weak<LargeMap>>,
 }
 
-/// Name of the field with the ids of the samples.
-pub(crate) const INDEX: &str = "index";
 /// Buffers that may always be held, whatever large samples they have: a job holds one batch while it waits for the
 /// next.
 const SMALLEST_SHARE: u32 = 2;
@@ -182,9 +180,30 @@ impl Attachment {
         Ok(slice)
     }
 
+    /// Returns the number of samples of a staging buffer.
+    pub(crate) fn slots(&self) -> u32 {
+        self.view.layout().slots
+    }
+
+    /// Returns `true` if the batches have a field of numbers with this name.
+    pub(crate) fn has_field(&self, name: &str) -> bool {
+        named(&self.fields, name).is_some()
+    }
+
+    /// Releases an item that was taken. A forked child has a copy of what its parent holds, but only the parent may
+    /// release it.
+    pub(crate) fn release_item(&self, seq: u64) {
+        if self.owner.is_here() {
+            // An item that is held can always be released, so there is no error.
+            let _ = self.receiver.release(seq);
+        }
+    }
+
     /// Returns `true` if an item is a part of a batch and inside the staging area.
     pub(crate) fn has(&self, item: &Item) -> bool {
-        item.kind() == Some(ItemKind::Part) && item.check(self.view.layout()).is_ok()
+        item.kind() == Some(ItemKind::Part)
+            && item.pool == 0
+            && item.check(self.view.layout()).is_ok()
     }
 
     /// Maps the staging area once more, for a GPU that copies from it.
@@ -301,8 +320,7 @@ impl Drop for HeldSlots {
         self.large.clear();
         // A forked child has a copy of its parent's slices, but only the parent may release them.
         if self.attachment.owner.is_here() && self.attachment.release_slice(self.buffer) {
-            // An item that is held can always be released, so there is no error.
-            let _ = self.attachment.receiver.release(self.seq);
+            self.attachment.release_item(self.seq);
         }
     }
 }

@@ -57,8 +57,8 @@ fn start(paths: &CoordinatorPaths, options: &ConnectOptions) -> Result<Connectio
                 StartAttempt::Retry => {}
                 StartAttempt::Killed(log) if attempts >= ATTEMPTS => {
                     return Err(not_started(format!(
-                        "it ended at once, without a word, in each of {ATTEMPTS} attempts: something kills it (is memory \
-                         short?); {log}"
+                        "it ended while it started, in each of {ATTEMPTS} attempts; if its log gives no reason, something \
+                         kills it (is memory short?); {log}"
                     )));
                 }
                 StartAttempt::Killed(_) => {}

@@ -35,12 +35,18 @@ pub struct Stats {
     pub uploads: u64,
     /// Bytes of these copies.
     pub uploaded_bytes: u64,
+    /// Parts of batches that an uploader had copied to the GPU for several jobs. They are not among
+    /// [`uploads`](Self::uploads).
+    pub shared_uploads: u64,
     /// Time spent waiting for the GPU: for copies to begin, and before that for the job's own work that reads all
     /// buffers. It is no part of the stall.
     pub upload_wait: Duration,
     /// Reason why the staging area is not pinned, and the processor copies batches before the GPU does. `None` if it is
     /// pinned, or nothing was uploaded.
     pub bounced: Option<String>,
+    /// Reason why this job copies all its batches itself, although it would share. `None` if it shares, or waits for
+    /// others to share with.
+    pub not_shared: Option<String>,
 }
 
 impl Stats {
@@ -72,6 +78,9 @@ impl Stats {
             prep_ns: ns(self.prep_stall),
             others_ns: ns(self.others_stall),
             open_ns: ns(self.open_stall()),
+            uploads: self.uploads,
+            upload_bytes: self.uploaded_bytes,
+            upload_wait_ns: ns(self.upload_wait),
         }
     }
 }

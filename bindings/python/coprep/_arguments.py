@@ -22,6 +22,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "on_error": ("raise", "skip"),
     "cache": ("auto", "off", "encoded", "decoded", "prepared", None),
     "cache_policy": ("no-eviction", "lru"),
+    "uploads": ("auto", "own", "shared"),
     "framework": ("torch", "numpy", None),
 }
 _MOST_RANKS = 4096

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _HERE = os.path.join(os.path.dirname(__file__), "")
 _FLOATS = ("float32", "float16", "bfloat16")
 _FORMATS = ("contiguous_format", "channels_last")
+_AUTO_UPLOADS = "own"
+"""What ``uploads="auto"`` means. Sharing takes a process with a context of its own, of some hundred MiB of the GPU's
+memory. Whether several jobs gain more than that costs is not measured on a GPU yet, so it is left to those who ask."""
 
 
 # --- PyTorch's CUDA, which tests replace --------------------------------------------------------------------------
@@ -79,6 +82,11 @@ def gpu_of(device: Any, framework: Framework) -> Gpu | None:
         raise _not_torch(device)
     _check_usable(device, index)
     return Gpu(index)
+
+
+def shares_uploads(uploads: str) -> bool:
+    """Returns ``True`` if the argument ``uploads`` asks for shared uploads."""
+    return (_AUTO_UPLOADS if uploads == "auto" else uploads) == "shared"
 
 
 def _parsed(device: Any) -> tuple[str, int | None]:
@@ -164,10 +172,9 @@ class ImageForm:
         self._is_default = not given
         self._values: Any = None
 
-    @property
-    def on_device(self) -> DeviceForm:
-        """The form that the native loader gives images on a GPU."""
-        return DeviceForm("float32" if self._table is None else self._dtype, self._channels_last)
+    def on_device(self, shared: bool) -> DeviceForm:
+        """Returns the form that the native loader gives images on a GPU."""
+        return DeviceForm("float32" if self._table is None else self._dtype, self._channels_last, shared)
 
     def of_host(self, images: Any) -> Any:
         """Returns images of the host in this form. Those that have it already are not copied."""

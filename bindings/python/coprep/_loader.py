@@ -17,7 +17,7 @@ import numpy.typing as npt
 from coprep import _arguments as arguments
 from coprep import _coprep, _sharing, _state
 from coprep._batches import Images, InJob, Iterated, Make, Samples, framework_of, pinner, samples_errors
-from coprep._device import ImageForm, gpu_of
+from coprep._device import ImageForm, gpu_of, shares_uploads
 from coprep._epoch import Epoch
 from coprep._errors import CacheWarning, CoprepError, SampleError
 from coprep._options import JobOptions, ResumeFrom
@@ -145,6 +145,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
         dtype: for a native pipeline that ends with ``normalize``: ``torch.float32`` (default), ``torch.float16`` or
             ``torch.bfloat16``.
         memory_format: for a native pipeline: ``torch.contiguous_format`` (default) or ``torch.channels_last``.
+        uploads: with ``device="cuda"``: ``"own"``: this job copies its batches to the GPU by itself. ``"shared"``:
+            where two or more such jobs of one stream use a GPU, a process of the coordinator copies each minibatch
+            there once for all of them. ``"auto"``: as ``"own"`` in this version.
         cache: form in which samples are cached: ``"auto"`` (for each sample the form that saves most time for its
             bytes, or none), ``"off"``, ``"encoded"`` (native pipelines), ``"decoded"`` (of a Python dataset: the value
             of ``dataset[i]``, before ``transform``), ``"prepared"`` (Python datasets: after everything, so that nothing
@@ -196,6 +199,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         device: Any = None,
         dtype: Any = None,
         memory_format: Any = None,
+        uploads: Literal["auto", "own", "shared"] = "auto",
         cache: Literal["auto", "off", "encoded", "decoded", "prepared"] | None = None,
         cache_bytes: int | str | None = None,
         cache_policy: Literal["no-eviction", "lru"] = "no-eviction",
@@ -205,7 +209,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         socket: str | os.PathLike[str] | None = None,
     ) -> None:
         arguments.check_choices(
-            order=order, on_error=on_error, cache=cache, cache_policy=cache_policy, framework=framework
+            order=order, on_error=on_error, cache=cache, cache_policy=cache_policy, framework=framework, uploads=uploads
         )
         arguments.functions(collate_fn=collate_fn, worker_init_fn=worker_init_fn, transform=transform)
         arguments.texts(name=name, group=group, cohort=cohort)
@@ -291,7 +295,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self._identity: Any = None
         self._make: Make = self._choose_maker(spawn, on_error == "skip", form)
         if self._gpu is not None and (self._is_native or (type(self._make) is Samples and not self._make.whole)):
-            self._options = self._options._replace(device=form.on_device)
+            self._options = self._options._replace(device=form.on_device(shares_uploads(uploads)))
         # Batches that go to a GPU are pinned on their way, if they have to be.
         self._pin = pinner(pin_memory and self._gpu is None, pin_memory_device)
         self._loader: _coprep.Loader | None = None
@@ -656,9 +660,11 @@ class DataLoader(TorchInterface, Generic[T_co]):
         and the seconds that the job waited, ``wait_s``. ``fetch_stall_s``, ``prep_stall_s`` and ``others_stall_s``
         split these seconds by their cause: storage, processors, or other jobs.
 
-        With ``device="cuda"``: ``uploads``, the copies to the GPU, those ahead too; ``uploaded_bytes``;
+        With ``device="cuda"``: ``uploads``, the copies to the GPU that this job made, those ahead too;
+        ``uploaded_bytes``; ``shared_uploads``, the parts of batches that were copied for several jobs;
         ``upload_wait_s``, the seconds that the job waited for the GPU, which are no part of ``wait_s``; and, only where
-        copies go through pinned buffers, the reason as ``not_pinned``.
+        copies go through pinned buffers, the reason as ``not_pinned``; and why a job that would share copies does not,
+        as ``not_shared``.
 
         Args:
             slow: number of the most expensive samples of the stream to add as ``slow``, each with ``id``, ``path``, and

@@ -43,6 +43,8 @@ class DeviceForm(NamedTuple):
     """Name of the type of images after ``normalize``. Other parts keep their types."""
     channels_last: bool
     """``True`` if the channels of a pixel lie together in memory."""
+    shared: bool
+    """``True`` if an uploader may copy the batches, once for all such jobs on the GPU."""
 
 
 class JobOptions(NamedTuple):

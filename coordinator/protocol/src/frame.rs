@@ -18,6 +18,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 
 use crate::PROTOCOL_VERSION;
 use crate::message::{Reply, Request};
+use crate::uploader::{UploaderEvent, UploaderRequest};
 
 const MAGIC: [u8; 4] = *b"CPRP";
 pub(crate) const HEADER: usize = 16;
@@ -114,6 +115,8 @@ macro_rules! message {
 }
 message!(Request);
 message!(Reply);
+message!(UploaderRequest);
+message!(UploaderEvent);
 
 /// Sends a message, with descriptors if there are any.
 ///

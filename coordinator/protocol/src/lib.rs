@@ -10,6 +10,8 @@
 //! * [`order`]: the order of an epoch, as a memory file beside a message.
 //! * [`outgoing`]: a message that is sent piece by piece, by a sender that must not block.
 //! * [`code`]: messages between the coordinator and the processes that run user code.
+//! * [`uploader`]: messages between the coordinator and the processes that copy minibatches to GPUs.
+//! * [`gpu_batch`]: the places of a batch's fields in a buffer of a GPU.
 //! * [`dataset_path`]: one spelling for each path of a dataset.
 //! * [`dataset_url`]: URLs of datasets in object stores.
 //! * [`paths`]: where the socket lies, and who may own it.
@@ -27,6 +29,7 @@ pub mod code;
 pub mod dataset_path;
 pub mod dataset_url;
 pub mod frame;
+pub mod gpu_batch;
 pub mod id_set;
 pub mod item;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
@@ -41,6 +44,8 @@ pub mod polling;
 pub mod size;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod spec;
+#[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
+pub mod uploader;
 
 /// Version of the messages. A client and its coordinator must have the same.
 pub const PROTOCOL_VERSION: u16 = 9;

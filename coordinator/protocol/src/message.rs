@@ -5,8 +5,8 @@ mod status;
 use rkyv::{Archive, Deserialize, Serialize};
 
 pub use crate::message::status::{
-    CacheStatus, CostStatus, FormStatus, JobStatus, OutageStatus, PoolStatus, SampleCost, Stalls,
-    Status, StreamStatus, Totals,
+    CacheStatus, CostStatus, FormStatus, GpuStatus, JobStatus, OutageStatus, PoolStatus,
+    RingStatus, SampleCost, Stalls, Status, StreamStatus, Totals,
 };
 use crate::spec::{Field, PipelineSpec, Source};
 
@@ -32,6 +32,16 @@ pub enum Request {
         code: Box<UserCode>,
         /// Name of the dataset, as in its [`UserDataset`](crate::spec::UserDataset).
         dataset: String,
+    },
+    /// Announce the GPU that this consumer's batches go to. There is no answer. If the consumer shares uploads and another
+    /// one on the GPU does too, [`Reply::Ring`] or [`Reply::NoRing`] comes later.
+    UseGpu(Box<GpuUse>),
+    /// Answer a [`Reply::Ring`]. Only a consumer that has mapped a ring is given items that lie there.
+    RingMapped {
+        /// Number of the ring.
+        pool: u32,
+        /// `true` if the ring is mapped. Otherwise the consumer cannot use it, and uploads its batches itself.
+        is_mapped: bool,
     },
     /// Announce that the consumer has begun to iterate an epoch. There is no answer.
     EpochStarted {
@@ -259,6 +269,29 @@ pub struct UserCode {
     pub prelude: String,
 }
 
+/// The GPU that a consumer's batches go to.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct GpuUse {
+    /// UUID of the GPU, or of an instance of one that is divided, as `CUDA_VISIBLE_DEVICES` takes it.
+    pub uuid: String,
+    /// `true` if an uploader may copy the minibatches, once for all such consumers on the GPU.
+    pub is_shared: bool,
+    /// The variables of the consumer's environment that the NVIDIA driver reads, as names and values. The uploader gets
+    /// them. Consumers with another [`MPS_DIRECTORY`] use another uploader.
+    pub environment: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Variable that names the folder of the MPS server, which processes of one GPU may go through.
+pub const MPS_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
+
+/// Returns `true` if the NVIDIA driver reads a variable of the environment, or the loader that finds the driver does.
+#[must_use]
+pub fn is_of_driver(variable: &[u8]) -> bool {
+    variable == b"LD_LIBRARY_PATH"
+        || variable.starts_with(b"CUDA_")
+        || variable.starts_with(b"NVIDIA_")
+}
+
 /// Bound of epoch numbers: all epochs have smaller numbers, so that counting on from a number that another process
 /// names does not overflow.
 pub const MOST_EPOCHS: u64 = 1 << 62;
@@ -340,6 +373,23 @@ pub enum Reply {
         epoch: u64,
         /// Number of samples of the epoch.
         samples: u32,
+    },
+    /// A ring is open that the consumer may map. Two descriptors come with it: the memory of the GPU, and a staging area on
+    /// the host with the ids of the samples ([`INDEX`](crate::spec::INDEX), then [`NUMBER`](crate::spec::NUMBER) if the
+    /// stream has it). It comes unasked. Answered by [`Request::RingMapped`].
+    Ring {
+        /// Number of the ring, by which items name it. It is not 0.
+        pool: u32,
+        /// Number of buffers. Each is laid out by
+        /// [`GpuBatchLayout`](crate::gpu_batch::GpuBatchLayout) for as many samples as a staging buffer has.
+        buffers: u32,
+        /// Bytes of the GPU's memory.
+        bytes: u64,
+    },
+    /// There is no ring, and will be none as long as the consumers stay: each uploads its batches itself. It comes unasked.
+    NoRing {
+        /// Reason, with the remedy.
+        why: String,
     },
     /// Answer to [`Request::RestartEpoch`].
     Restarted {

@@ -281,6 +281,8 @@ impl Dtype {
 /// Name of the field for values of no fixed size, as bytes that user code packs and unpacks. A stream whose field turns
 /// out to be too small is opened again with a larger one.
 pub const BLOB: &str = "*";
+/// Name of the field with the ids of the samples.
+pub const INDEX: &str = "index";
 /// Name of the field with the numbers of draws, which name the samples that a job was given. The field exists only
 /// where samples are drawn with replacement; elsewhere the ids do that.
 pub const NUMBER: &str = "#";
@@ -288,7 +290,7 @@ pub const NUMBER: &str = "#";
 /// One tensor of a minibatch, described by one sample's part of it.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Name: `image`, `label`, `index`, [`BLOB`], [`NUMBER`], or the path of a leaf in a sample of user code.
+    /// Name: `image`, `label`, [`INDEX`], [`BLOB`], [`NUMBER`], or the path of a leaf in a sample of user code.
     pub name: String,
     /// Element type.
     pub dtype: Dtype,

@@ -35,6 +35,7 @@ use coprep_shared_memory::staging::StagingPool;
 use coprep_storage::{ReadThrottle, Stores};
 
 use crate::caches::{CacheKey, DatasetCache, Pin, check_form};
+use crate::device::Uploaders;
 use crate::error::{defect, from_lower, invalid, os};
 use crate::observe::costs::AllCosts;
 use crate::produce::native::Recipe;
@@ -73,6 +74,7 @@ pub(crate) struct Registry {
     costs: AllCosts,
     user_code: UserCodes,
     departures: Departures,
+    pub(crate) uploaders: Uploaders,
 }
 
 /// Answer to a job that attaches.
@@ -121,6 +123,7 @@ impl Registry {
             next_stream: AtomicU64::new(1),
             user_code: UserCodes::default(),
             departures: Departures::default(),
+            uploaders: Uploaders::default(),
         })
     }
 

@@ -1,8 +1,9 @@
 //! The status that `coprep status` shows.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use coprep_protocol::message::{OutageStatus, Status};
+use coprep_protocol::message::{GpuStatus, OutageStatus, Status};
 use coprep_storage::OutageReport;
 
 use crate::registry::Registry;
@@ -43,6 +44,7 @@ fn snapshot(registry: &Arc<Registry>, slow: u32) -> Status {
         caches: caches.iter().map(|c| c.status(registry.users(c))).collect(),
         streams: registry.stream_status(slow),
         outages: outages(registry),
+        gpus: gpus(registry),
     }
 }
 
@@ -57,6 +59,31 @@ fn outages(registry: &Registry) -> Vec<OutageStatus> {
         patience_s: patience.as_secs_f64(),
     };
     registry.stores.outages().into_iter().map(status).collect()
+}
+
+/// Returns the copies to each GPU, for all streams together.
+fn gpus(registry: &Arc<Registry>) -> Vec<GpuStatus> {
+    let mut all: BTreeMap<String, GpuStatus> = BTreeMap::new();
+    for gpu in registry.streams().iter().flat_map(|s| s.gpu_status()) {
+        let sum = all.entry(gpu.uuid.clone()).or_default();
+        add_gpu(sum, gpu);
+    }
+    all.into_values().collect()
+}
+
+fn add_gpu(sum: &mut GpuStatus, gpu: GpuStatus) {
+    sum.uuid = gpu.uuid;
+    sum.consumers += gpu.consumers;
+    sum.sharing += gpu.sharing;
+    // Clients write these numbers, so the sums must not overflow.
+    sum.own_uploads = sum.own_uploads.saturating_add(gpu.own_uploads);
+    sum.own_bytes = sum.own_bytes.saturating_add(gpu.own_bytes);
+    sum.wait_s += gpu.wait_s;
+    sum.shared_uploads += gpu.shared_uploads;
+    sum.shared_bytes += gpu.shared_bytes;
+    sum.shared_s += gpu.shared_s;
+    sum.rings.extend(gpu.rings);
+    sum.notes.extend(gpu.notes);
 }
 
 /// Returns this process's proportional share of its memory, or 0 where the kernel does not tell.

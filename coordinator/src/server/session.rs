@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use coprep_pipeline::Pipeline;
 use coprep_protocol::frame;
-use coprep_protocol::message::{Attach, Awaited, Departure, Reply, Request, UserCode, Warm};
+use coprep_protocol::message::{
+    Attach, Awaited, Departure, GpuUse, Reply, Request, UserCode, Warm,
+};
 use coprep_protocol::spec::PipelineSpec;
 use coprep_storage::Slowness;
 use fail::fail_point;
@@ -170,6 +172,10 @@ impl Session<'_> {
                 self.prepare(&code, &dataset);
                 Ok(None)
             }
+            Request::UseGpu(gpu) => self.use_gpu(&gpu).map(|()| None),
+            Request::RingMapped { pool, is_mapped } => {
+                self.ring_mapped(pool, is_mapped).map(|()| None)
+            }
             Request::EpochStarted { epoch } => self.start_epoch(epoch).map(|()| None),
             Request::TellOrder {
                 epoch,
@@ -252,6 +258,18 @@ impl Session<'_> {
             tracing::warn!(error = %e, "nothing is imported before it is needed");
             None
         });
+    }
+
+    fn use_gpu(&self, gpu: &GpuUse) -> Result<()> {
+        let (stream, rank_id) = self.attached()?;
+        let budget = self.registry.settings.device_memory;
+        stream.use_gpu(*rank_id, gpu, &self.registry.uploaders, budget)
+    }
+
+    fn ring_mapped(&self, pool: u32, is_mapped: bool) -> Result<()> {
+        let (stream, rank_id) = self.attached()?;
+        stream.ring_mapped(*rank_id, pool, is_mapped);
+        Ok(())
     }
 
     fn start_epoch(&self, epoch: u64) -> Result<()> {

@@ -31,6 +31,8 @@ pub(crate) struct PendingBatch {
 /// A minibatch that is ready to be handed over.
 pub(crate) struct CompletedBatch {
     pub(crate) lease: Lease,
+    /// Number of slots that hold samples, from the first one on.
+    pub(crate) slots: u32,
     /// The slots that were taken out, ascending.
     bad: Vec<u32>,
 }
@@ -112,7 +114,9 @@ impl PendingBatch {
         // Slots fail in any order, and `without_gaps` bisects.
         bad.sort_unstable();
         close_gaps(&mut unfinished, &bad);
+        let slots = unfinished.slots() - bad.len() as u32;
         let _ = self.done.set(CompletedBatch {
+            slots,
             lease: unfinished.finish(),
             bad,
         });

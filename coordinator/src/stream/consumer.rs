@@ -1,7 +1,7 @@
 //! One rank of a job, as its stream sees it: its items that wait to be published, and its items that are published and
 //! not yet released.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,8 @@ use coprep_shared_memory::staging::Lease;
 use roaring::RoaringBitmap;
 
 use crate::connection::reply_queue::ReplyQueue;
+use crate::device::GpuKey;
+use crate::device::ring::{Ring, RingPlace};
 use crate::observe::stalls::StallClock;
 use crate::stream::batch::PendingBatch;
 use crate::stream::pace::Pace;
@@ -61,7 +63,39 @@ struct Untaken {
     what: Pending,
     /// `true` if it belongs to an epoch that was left. The consumer skips it, and nobody waits for it.
     is_void: bool,
+    /// The buffer of a ring that the item names, if it names one.
+    in_ring: Option<Lease>,
 }
+
+/// The GPU of a consumer.
+pub(super) struct ConsumerGpu {
+    pub(super) key: GpuKey,
+    /// `true` if it shares uploads.
+    pub(super) is_shared: bool,
+    /// Number of the ring that it has mapped last.
+    pub(super) mapped: Option<u32>,
+}
+
+/// The buffer of an item that a consumer has taken.
+enum HeldBuffer {
+    Staging(Lease),
+    Ring(Lease),
+}
+
+/// The buffer that an item is to name.
+enum ItemBuffer {
+    /// The staging buffer. A consumer with a GPU copies it by itself.
+    Staging,
+    Ring(Lease),
+    /// It will be in a ring, or the consumer has to release buffers of the ring first.
+    NotYet,
+}
+
+/// Buffers of a ring that a consumer may be handed at a time: as many as it copies ahead.
+const MOST_OF_RING: usize = 2;
+/// Number of minibatches that a consumer will be handed soon, and which are copied to a ring ahead: those that it may be
+/// handed, and as many behind them.
+const SOON: usize = 2 * MOST_OF_RING;
 
 /// One rank of a job.
 pub(crate) struct Consumer {
@@ -83,7 +117,7 @@ pub(crate) struct Consumer {
     published: VecDeque<Untaken>,
     next_taken: u64,
     /// Buffers of the items that are taken and not released, by item.
-    held: BTreeMap<u64, Lease>,
+    held: BTreeMap<u64, HeldBuffer>,
     next_seq: u64,
     /// Time when it attached, until something is begun for it.
     came: Option<Instant>,
@@ -93,6 +127,10 @@ pub(crate) struct Consumer {
     stall_clock: StallClock,
     /// Number of samples that were taken back and will be handed over again. They were counted the first time.
     counted: u64,
+    /// The GPU that its batches go to, if they go to one.
+    pub(super) gpu: Option<ConsumerGpu>,
+    /// The minibatch that it was handed last in a ring.
+    last_of_ring: Option<u64>,
 }
 
 /// The actions of a consumer since the last call.
@@ -135,6 +173,8 @@ impl Consumer {
             idle: Duration::ZERO,
             stall_clock: StallClock::default(),
             counted: 0,
+            gpu: None,
+            last_of_ring: None,
         }
     }
 
@@ -178,8 +218,81 @@ impl Consumer {
     }
 
     /// Returns the staging buffers of the batches that it has taken and not released.
-    fn buffers_taken(&self) -> std::collections::BTreeSet<u32> {
-        self.held.values().map(Lease::buffer).collect()
+    fn buffers_taken(&self) -> BTreeSet<u32> {
+        let staging = |held: &HeldBuffer| match held {
+            HeldBuffer::Staging(lease) => Some(lease.buffer()),
+            HeldBuffer::Ring(_) => None,
+        };
+        self.held.values().filter_map(staging).collect()
+    }
+
+    /// Returns the buffers of rings that it was handed and has not released.
+    fn ring_buffers(&self) -> BTreeSet<u32> {
+        let taken = self.held.values().filter_map(|held| match held {
+            HeldBuffer::Ring(lease) => Some(lease),
+            HeldBuffer::Staging(_) => None,
+        });
+        let untaken = self
+            .published
+            .iter()
+            .filter_map(|item| item.in_ring.as_ref());
+        taken.chain(untaken).map(Lease::buffer).collect()
+    }
+
+    /// Returns the number of the ring that it has mapped, if it has one.
+    pub(super) fn mapped_ring(&self) -> Option<u32> {
+        self.gpu.as_ref()?.mapped
+    }
+
+    /// Returns the minibatches that it has still to be handed, in their order, once for each part.
+    pub(super) fn minibatches(&self) -> impl Iterator<Item = &Arc<PendingBatch>> {
+        self.pending.iter().filter_map(|pending| match pending {
+            Pending::Part { batch, .. } => Some(batch),
+            _ => None,
+        })
+    }
+
+    /// Returns those that it could be handed now, if they were in a ring.
+    pub(super) fn minibatches_in_reach(&self) -> impl Iterator<Item = &Arc<PendingBatch>> {
+        let room = MOST_OF_RING.saturating_sub(self.ring_buffers().len());
+        // It has the buffer of the last one, of which further parts may come.
+        let last = self.last_of_ring;
+        let others = self.minibatches_once();
+        others
+            .filter(move |batch| Some(batch.number) != last)
+            .take(room)
+    }
+
+    /// Returns those that it will be handed soon.
+    pub(super) fn minibatches_soon(&self) -> impl Iterator<Item = &Arc<PendingBatch>> {
+        self.minibatches_once().take(SOON)
+    }
+
+    /// Returns the minibatches that it has still to be handed, each once. Parts of one follow each other.
+    fn minibatches_once(&self) -> impl Iterator<Item = &Arc<PendingBatch>> {
+        let mut before = None;
+        self.minibatches()
+            .filter(move |batch| before.replace(batch.number) != Some(batch.number))
+    }
+
+    /// Returns the buffer that the item of a minibatch is to name.
+    fn place(&self, pending: &Pending, ring: Option<&Ring>) -> ItemBuffer {
+        let (Some(ring), Pending::Part { batch, .. }) = (ring, pending) else {
+            return ItemBuffer::Staging;
+        };
+        if batch.done().is_none_or(|done| done.slots == 0) {
+            return ItemBuffer::Staging;
+        }
+        let held = self.ring_buffers();
+        let has_room = held.len() < MOST_OF_RING;
+        match ring.place(batch.number) {
+            RingPlace::Ready(lease) if has_room || held.contains(&lease.buffer()) => {
+                ItemBuffer::Ring(lease)
+            }
+            // All buffers of the ring are in use by others.
+            RingPlace::Absent if has_room => ItemBuffer::Staging,
+            _ => ItemBuffer::NotYet,
+        }
     }
 
     /// Returns the number of buffers that it would hold even if everything else were taken back.
@@ -219,9 +332,14 @@ impl Consumer {
         let mut progress = ConsumerProgress::default();
         for seq in self.next_taken..taken {
             (progress.took, progress.any) = (true, true);
-            let Some(Untaken { what, is_void }) = self.published.pop_front() else {
+            let Some(item) = self.published.pop_front() else {
                 continue;
             };
+            let Untaken {
+                what,
+                is_void,
+                in_ring,
+            } = item;
             // Only the last item counts: a part taken after an error is the delivery that the error belongs to.
             progress.told = matches!(what, Pending::Error { .. }) && !is_void;
             if !is_void {
@@ -229,8 +347,12 @@ impl Consumer {
             }
             if let Pending::Part { batch, .. } = what {
                 progress.deliveries += u32::from(!is_void);
-                self.held
-                    .extend(batch.done().map(|done| (seq, done.lease.clone())));
+                let staging = || batch.done().map(|done| done.lease.clone());
+                let held = match in_ring {
+                    Some(lease) => Some(HeldBuffer::Ring(lease)),
+                    None => staging().map(HeldBuffer::Staging),
+                };
+                self.held.extend(held.map(|held| (seq, held)));
             }
         }
         if progress.took {
@@ -285,7 +407,7 @@ impl Consumer {
         self.next_taken = self.next_seq;
         self.unread_since = None;
         let mut skipped = Vec::new();
-        for Untaken { what, is_void } in self.published.drain(..).rev() {
+        for Untaken { what, is_void, .. } in self.published.drain(..).rev() {
             match what {
                 // Notices of skipped samples stay before everything else.
                 Pending::Skipped { ids, example } if !is_void => skipped.push((ids, example)),
@@ -332,12 +454,17 @@ impl Consumer {
         }
     }
 
-    /// Publishes all items that are ready, in order, up to the end of `last_epoch`. Returns the number of samples
-    /// handed over.
+    /// Publishes all items that are ready, in order, up to the end of `last_epoch`. Minibatches lie in `ring` if the
+    /// consumer has mapped one that is open. Returns the number of samples handed over.
     ///
     /// # Errors
     /// [`Full`], which would be a defect: the ring is only given an item after it was found to have room.
-    pub(crate) fn flush(&mut self, stall_clock: &StallClock, last_epoch: u64) -> Result<u64, Full> {
+    pub(crate) fn flush(
+        &mut self,
+        stall_clock: &StallClock,
+        last_epoch: u64,
+        ring: Option<&Ring>,
+    ) -> Result<u64, Full> {
         let mut samples = 0;
         while let Some(next) = self.pending.front() {
             if next.is_later_than(last_epoch) || self.sender.is_full() {
@@ -346,6 +473,14 @@ impl Consumer {
             let Some(mut item) = ready(next) else {
                 break;
             };
+            let in_ring = match self.place(next, ring) {
+                ItemBuffer::Staging => None,
+                ItemBuffer::Ring(lease) => Some(lease),
+                ItemBuffer::NotYet => break,
+            };
+            if let (Some(ring), Some(lease)) = (ring, &in_ring) {
+                (item.pool, item.buffer) = (ring.pool(), lease.buffer());
+            }
             if !self.is_announced() {
                 break;
             }
@@ -357,9 +492,13 @@ impl Consumer {
             self.next_seq = seq + 1;
             self.unread_since.get_or_insert_with(Instant::now);
             let what = self.pending.pop_front();
+            if let (Some(_), Some(Pending::Part { batch, .. })) = (&in_ring, &what) {
+                self.last_of_ring = Some(batch.number);
+            }
             self.published.extend(what.map(|what| Untaken {
                 what,
                 is_void: false,
+                in_ring,
             }));
         }
         // Samples that come again after they were taken back were counted the first time.
@@ -605,7 +744,7 @@ mod tests {
                 if let Some(batch) = minibatch(&pool) {
                     consumer.expect(batch, whole(), &StallClock::default());
                 }
-                let flushed = consumer.flush(&StallClock::default(), 0);
+                let flushed = consumer.flush(&StallClock::default(), 0, None);
                 assert!(flushed.is_ok() && consumer.poll().is_ok());
             }
             while !consumer.published.is_empty() {

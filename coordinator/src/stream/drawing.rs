@@ -51,7 +51,8 @@ impl Stream {
             self.start(engine, minibatch);
         }
         self.publish(engine);
-        engine.next_check = engine.next_check.into_iter().chain(next_cohort).min();
+        let others = next_cohort.into_iter().chain(engine.copy_deadline());
+        engine.next_check = engine.next_check.into_iter().chain(others).min();
         self.wake_driver_for(engine.next_check, before);
         progress
     }

@@ -10,6 +10,7 @@
 //! * [`numbers`], [`layout`]: the samples that are drawn, and the staging area that they go to.
 //! * [`sample`]: one sample, until its slot is written. [`batch`]: its minibatch, until all slots are.
 //! * [`late_binding`]: slots that are decided late. [`replay`]: slots that stay as they are.
+//! * [`gpus`]: rings on the GPUs of its consumers, to which minibatches are copied once.
 //! * [`consumer`]: one rank, and the items that wait for it. [`pace`]: how far a job is prepared for beyond an epoch.
 
 mod batch;
@@ -19,6 +20,7 @@ mod counters;
 mod drawing;
 mod driver;
 mod engine;
+mod gpus;
 mod late_binding;
 mod layout;
 mod numbers;
@@ -82,6 +84,8 @@ pub(crate) struct Stream {
     /// Number of jobs for which it was opened and that have not come yet. The stream is not closed before they have
     /// come.
     expected: AtomicUsize,
+    /// Number of rings that were opened.
+    rings: AtomicU32,
     /// `true` if its producers cannot go on. A broken stream admits nobody.
     broken: AtomicBool,
     /// `true` if the driver is to break the stream off.
@@ -116,6 +120,7 @@ impl Stream {
             counters: Counters::default(),
             closed: AtomicBool::new(false),
             expected: AtomicUsize::new(0),
+            rings: AtomicU32::new(0),
             broken: AtomicBool::new(false),
             doomed: AtomicBool::new(false),
             config,
@@ -235,6 +240,11 @@ impl Stream {
             notes: Vec::new(),
             token: engine.token(rank_id),
         }
+    }
+
+    /// Returns a number for a ring, by which items name it. No other ring of the stream has it, and it is not 0.
+    fn next_ring(&self) -> u32 {
+        self.rings.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Returns the capacity of a consumer's ring: room for every part of a full queue and of all buffers that can be

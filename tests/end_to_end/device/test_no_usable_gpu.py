@@ -56,7 +56,7 @@ def test_no_driver_and_a_driver_that_lacks_a_function(folder: Path, socket_path:
             (driver.folder / name).unlink()
             lacking = library.replace(b"\0cuMemHostRegister_v2\0", b"\0xuMemHostRegister_v2\0")
             (driver.folder / name).write_bytes(text or lacking)
-        told = driver.job(MAKE, folder, "", "cuda").result()
+        told = driver.new_interpreter(MAKE, folder, "", "cuda").result()
         assert told.startswith("RuntimeError ") and remedy in told, told
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import user_datasets as ud
 from batches import ids
+from image_jobs import N
 from photos import make_folder, photo
 from PIL import Image
 
@@ -164,6 +165,16 @@ def test_a_cache_larger_than_memory_is_one_clear_error(pipeline: coprep.Pipeline
 def test_a_wrong_argument_is_one_clear_error(pipeline: coprep.Pipeline, arguments: dict, words: str) -> None:
     with pytest.raises((ValueError, TypeError), match=words):
         next(iter(coprep.DataLoader(pipeline, **{"batch_size": 4, "framework": "numpy", **arguments})))
+
+
+def test_a_batch_size_beyond_memory_is_an_error_of_its_own_job(pipeline: coprep.Pipeline) -> None:
+    with coprep.DataLoader(pipeline, 4, framework="numpy", with_index=True) as running:
+        batches = iter(running)
+        taken = next(batches)[-1].tolist()
+        with pytest.raises(ValueError, match="batch of 1000000000 samples is too large.* smaller batch_size"):
+            next(iter(coprep.DataLoader(pipeline, 10**9, framework="numpy")))
+        taken += [sample for *_, ids in batches for sample in ids.tolist()]
+    assert sorted(taken) == list(range(N))
 
 
 @pytest.mark.parametrize(

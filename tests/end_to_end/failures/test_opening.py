@@ -269,7 +269,7 @@ def test_a_coordinator_that_is_killed_each_time_is_one_clear_error(
     pipeline: coprep.Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COPREP_BIN", str(launcher(tmp_path, 1000)))
-    with pytest.raises(coprep.CoprepError, match=r"ended at once, without a word, in each of 3 attempts.*log"):
+    with pytest.raises(coprep.CoprepError, match=r"ended while it started, in each of 3 attempts.*log"):
         len(coprep.DataLoader(pipeline, 16))
     assert len((tmp_path / "starts").read_text().splitlines()) == 3
 

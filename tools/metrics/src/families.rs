@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use coprep_protocol::message::{
-    CacheForm, CacheStatus, JobStatus, PoolStatus, Stalls, Status, StreamStatus,
+    CacheForm, CacheStatus, GpuStatus, JobStatus, PoolStatus, Stalls, Status, StreamStatus,
 };
 
 /// Suffix of a counter's name.
@@ -48,6 +48,7 @@ pub(super) fn families(status: &Status) -> Vec<Family> {
     all.extend(slow_samples(&status.streams));
     all.extend(jobs(&status.streams));
     all.extend(stalls(&status.streams));
+    all.extend(gpus(&status.gpus));
     all
 }
 
@@ -381,6 +382,60 @@ fn stalls(all: &[StreamStatus]) -> Vec<Family> {
     ]
 }
 
+fn gpus(all: &[GpuStatus]) -> Vec<Family> {
+    let of = |value: fn(&GpuStatus) -> Value| -> Vec<(Labels, Value)> {
+        all.iter().map(|g| (gpu(g), value(g))).collect()
+    };
+    let by_uploader = |shared: fn(&GpuStatus) -> u64, own: fn(&GpuStatus) -> u64| {
+        let rows = |g: &GpuStatus| {
+            let labelled = |(by, n): (&str, u64)| (with(gpu(g), "by", by), Value::from(n));
+            [("shared", shared(g)), ("own", own(g))].map(labelled)
+        };
+        all.iter().flat_map(rows).collect::<Vec<_>>()
+    };
+    vec![
+        family(
+            "coprep_gpu_consumers",
+            "Ranks of jobs whose batches go to the GPU.",
+            of(|g| g.consumers.into()),
+        ),
+        family(
+            "coprep_gpu_sharing_consumers",
+            "Those that share uploads.",
+            of(|g| g.sharing.into()),
+        ),
+        family(
+            "coprep_gpu_uploads_total",
+            "Copies of minibatches to the GPU, once for all (shared) or by a job for itself (own).",
+            by_uploader(|g| g.shared_uploads, |g| g.own_uploads),
+        ),
+        family(
+            "coprep_gpu_uploaded_bytes_total",
+            "Bytes of these copies.",
+            by_uploader(|g| g.shared_bytes, |g| g.own_bytes),
+        ),
+        family(
+            "coprep_gpu_upload_seconds_total",
+            "Time from the beginning of each shared copy to its end.",
+            of(|g| g.shared_s.into()),
+        ),
+        family(
+            "coprep_gpu_wait_seconds_total",
+            "Time that jobs waited for the GPU before they could go on.",
+            of(|g| g.wait_s.into()),
+        ),
+        family(
+            "coprep_gpu_ring_bytes",
+            "Memory of the GPU that rings take.",
+            of(|g| g.rings.iter().map(|ring| ring.bytes).sum::<u64>().into()),
+        ),
+    ]
+}
+
+fn gpu(g: &GpuStatus) -> Labels {
+    vec![("gpu", g.uuid.clone())]
+}
+
 fn family(name: &'static str, help: &'static str, samples: Vec<(Labels, Value)>) -> Family {
     Family {
         name,
@@ -511,7 +566,9 @@ impl From<f64> for Value {
 mod tests {
     use std::collections::BTreeSet;
 
-    use coprep_protocol::message::{CacheForm, CacheStatus, FormStatus, Stalls, Status, Totals};
+    use coprep_protocol::message::{
+        CacheForm, CacheStatus, FormStatus, GpuStatus, Stalls, Status, Totals,
+    };
 
     use super::{Family, JobStatus, StreamStatus, Value, families};
 
@@ -585,10 +642,18 @@ mod tests {
         }
     }
 
+    fn gpu(uuid: &str) -> GpuStatus {
+        GpuStatus {
+            uuid: uuid.into(),
+            ..GpuStatus::default()
+        }
+    }
+
     fn busy() -> Status {
         Status {
             caches: vec![cache(1, 0.25), cache(2, 0.5)],
             streams: vec![stream(1, vec![job(0), job(1)]), stream(2, vec![job(0)])],
+            gpus: ["GPU-1", "GPU-2"].map(gpu).into(),
             ..Status::default()
         }
     }

@@ -7,6 +7,8 @@ KEYS     q, Esc, Ctrl-C: quit; p: pause; s: next sort; r: reverse;
 fetching 3/8 +40   threads that fetch, of all; samples that wait for one
 preparing 2/2 +5   threads that prepare, of the CPUs; samples that wait;
          both with worker processes, and as means of the interval
+GPU-...  copies of minibatches a second: shared by jobs, and a job's own;
+         waits: of the wall time of the jobs there
 CACHES   filled: encoded, decoded, prepared (three shades, or e d p);
          hits: of the last interval's lookups
 STREAMS  prep/s, deliv/s: samples; share: delivered for each prepared,

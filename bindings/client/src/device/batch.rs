@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use coprep_device::{DeviceMemory, StreamWork};
+use coprep_protocol::gpu_batch::UploadedField;
 use coprep_protocol::spec::Dtype;
 
 use crate::device::assembly::UploadedBatch;
-use crate::device::buffers::UploadedField;
 use crate::device::here::Here;
 use crate::device::messages::OpenDevice;
 use crate::error::{Error, Result, invalid};
@@ -21,6 +21,8 @@ pub struct DeviceBatch {
     samples: u32,
     /// Ids of the samples.
     ids: Vec<i64>,
+    /// Tensors to allocate.
+    fields: Vec<DeviceField>,
 }
 
 /// A tensor that [`DeviceBatch::write`] fills.
@@ -45,9 +47,14 @@ impl DeviceField {
 
 impl DeviceBatch {
     pub(crate) fn new(device: Arc<OpenDevice>, batch: UploadedBatch, ids: Vec<i64>) -> Self {
+        let samples = batch.samples;
+        let fields = device.layout.fields().iter();
         DeviceBatch {
+            fields: fields
+                .map(|field| describe(&device, field, samples))
+                .collect(),
             device,
-            samples: batch.samples,
+            samples,
             batch: Here::new(batch),
             ids,
         }
@@ -73,26 +80,8 @@ impl DeviceBatch {
 
     /// Returns the tensors to allocate, in the order of the stream's fields.
     #[must_use]
-    pub fn fields(&self) -> Vec<DeviceField> {
-        let fields = self.device.layout.fields().iter();
-        fields.map(|field| self.field(field)).collect()
-    }
-
-    fn field(&self, uploaded: &UploadedField) -> DeviceField {
-        let field = &uploaded.field;
-        let converted = self.device.conversion.as_ref();
-        let (dtype, is_channels_last) = converted
-            .and_then(|conversion| conversion.form(field))
-            .unwrap_or((field.dtype, false));
-        let sample = field.shape.iter().map(|&n| n as usize);
-        DeviceField {
-            name: field.name.clone(),
-            dtype,
-            shape: std::iter::once(self.samples as usize)
-                .chain(sample)
-                .collect(),
-            is_channels_last,
-        }
+    pub fn fields(&self) -> &[DeviceField] {
+        &self.fields
     }
 
     /// Puts the work that fills the tensors into the user's stream, whose handle is as in [`UserStream`](crate::device::UserStream). `addresses` are
@@ -101,15 +90,14 @@ impl DeviceBatch {
     /// # Errors
     /// If the stream is being captured into a CUDA graph, or the GPU fails; or the batch was written before.
     pub fn write(&mut self, addresses: &[u64], stream: u64) -> Result<()> {
-        let fields = self.fields();
-        if addresses.len() != fields.len() {
-            let (given, wanted) = (addresses.len(), fields.len());
+        if addresses.len() != self.fields.len() {
+            let (given, wanted) = (addresses.len(), self.fields.len());
             return Err(invalid(format!("{given} tensors for {wanted} fields")));
         }
         let Some(mut batch) = self.batch.take() else {
             return Err(invalid("the batch was written before"));
         };
-        let targets = addresses.iter().zip(&fields);
+        let targets = addresses.iter().zip(&self.fields);
         let targets = targets.map(|(&address, field)| raw::tensor(address, field.bytes()));
         let targets: Vec<DeviceMemory> = targets.collect();
         let user = raw::user_stream(&self.device.context, stream);
@@ -142,5 +130,21 @@ impl DeviceBatch {
             }
         }
         Ok(())
+    }
+}
+
+/// Returns the tensor for a field of a batch.
+fn describe(device: &OpenDevice, uploaded: &UploadedField, samples: u32) -> DeviceField {
+    let field = &uploaded.field;
+    let converted = device.conversion.as_ref();
+    let (dtype, is_channels_last) = converted
+        .and_then(|conversion| conversion.form(field))
+        .unwrap_or((field.dtype, false));
+    let sample = field.shape.iter().map(|&n| n as usize);
+    DeviceField {
+        name: field.name.clone(),
+        dtype,
+        shape: std::iter::once(samples as usize).chain(sample).collect(),
+        is_channels_last,
     }
 }

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::Sender;
 
 use coprep_device::Context;
+use coprep_protocol::gpu_batch::GpuBatchLayout;
 use coprep_shared_memory::handover::Item;
 
-use crate::attachment::{Attachment, HeldSlots};
+use crate::attachment::Attachment;
 use crate::device::assembly::UploadedBatch;
-use crate::device::buffers::BatchLayout;
 use crate::device::conversion::Conversion;
+use crate::device::ring::{HeldPart, MappedRing, OfferedRing};
 use crate::error::Result;
 
 /// The place for an answer of the upload thread.
@@ -21,6 +22,11 @@ pub(super) enum Command {
     /// Pin the staging area of this attachment, in place of that of an earlier one. The first one also begins to use the
     /// GPU.
     Open(Arc<Attachment>, Answer<OpenDevice>),
+    /// Map a ring of an uploader. The answer has the reason in words if it cannot be mapped.
+    Map(
+        Box<OfferedRing>,
+        Answer<std::result::Result<Arc<MappedRing>, String>>,
+    ),
     /// Copy the part of an item that was taken. The answer has the batch if the part completes it.
     Take(Box<TakenItem>),
     /// Forget the batch whose parts are coming, and all that was copied ahead. Items before this number are of an epoch
@@ -37,14 +43,16 @@ pub(super) struct TakenItem {
     pub(super) seq: u64,
     pub(super) item: Item,
     pub(super) ends_batch: bool,
-    pub(super) slots: HeldSlots,
+    pub(super) slots: HeldPart,
     pub(super) answer: Answer<Option<UploadedBatch>>,
 }
 
 /// A GPU that is ready for the batches of an attachment.
 pub(crate) struct OpenDevice {
     pub(super) context: Context,
-    pub(super) layout: Arc<BatchLayout>,
+    /// UUID of the GPU, by which jobs and coordinator tell GPUs apart.
+    pub(crate) uuid: String,
+    pub(super) layout: Arc<GpuBatchLayout>,
     /// `None` if all fields are copied as they are.
     pub(super) conversion: Option<Arc<Conversion>>,
     /// Reason why images are not converted here, although they should be.
@@ -60,6 +68,8 @@ pub(super) struct UploadState {
     pub(super) uploads: AtomicU64,
     /// Bytes of these.
     pub(super) bytes: AtomicU64,
+    /// Parts that an uploader had copied to the GPU.
+    pub(super) shared: AtomicU64,
     /// `true` while it waits for the user's own work on the GPU, which has still to read all buffers.
     pub(super) waits_for_user: AtomicBool,
 }

@@ -1,8 +1,9 @@
-//! Batches on the GPU of a job: own uploads.
+//! Batches on the GPU of a job: own uploads, and those that an uploader makes for several jobs.
 //!
 //! ```text
 //! item -> upload thread: staging buffer -> batch buffer (GPU) ----> DeviceBatch::write: tensors of the user
 //!         (a stream of its own)            three of them            (the user's stream)
+//!         or a ring buffer on the GPU
 //! ```
 //!
 //! | module | task |
@@ -11,6 +12,7 @@
 //! | `conversion` | the kernels and the table that convert images, loaded for a GPU |
 //! | `buffers` | buffers on the GPU, each for one batch |
 //! | `assembly` | a batch whose parts are uploaded one by one |
+//! | `ring` | a ring to which an uploader has copied minibatches for several jobs |
 //! | `messages` | what the upload thread is asked for |
 //! | `thread` | the upload thread: it makes all copies, and releases the items |
 //! | `uploader` | the other threads' end of the upload thread |
@@ -37,6 +39,9 @@
 //! An item that was copied ahead may be taken back by the coordinator. Then an item of another number is taken, and what
 //! was copied ahead is forgotten.
 //!
+//! An item that lies in a ring is treated alike: the upload thread copies it to the batch buffer too, on the GPU. So a
+//! ring buffer is released after some microseconds, and a batch may have parts of both kinds.
+//!
 //! All parts of a batch go to one buffer, field by field. So a batch is converted by one launch, whichever staging
 //! buffers its parts lay in.
 //!
@@ -56,10 +61,12 @@ mod conversion;
 mod here;
 mod messages;
 mod options;
+mod ring;
 mod thread;
 mod uploader;
 
 pub(crate) use assembly::UploadedBatch;
 pub use batch::{DeviceBatch, DeviceField};
 pub use options::{DeviceOptions, ImageConversion, UserStream};
+pub(crate) use ring::{HeldPart, MappedRing, OfferedRing};
 pub(crate) use uploader::{AwaitedAnswer, OpenDevice, Uploader};

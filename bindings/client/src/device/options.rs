@@ -8,6 +8,10 @@ use coprep_protocol::spec::{Op, PipelineSpec};
 pub struct DeviceOptions {
     /// Conversion of images, or `None` if all fields are copied as they are.
     pub images: Option<ImageConversion>,
+    /// `true` if an uploader may copy batches, once for all such jobs on the GPU.
+    pub is_shared: bool,
+    /// Variables of the environment, as names and values. The uploader gets those that the driver reads.
+    pub environment: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 /// The form that images of 8 bits get on the GPU.

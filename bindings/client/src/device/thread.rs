@@ -9,16 +9,18 @@ use std::time::{Duration, Instant};
 use coprep_device::{
     Context, Driver, Gpu, PendingWork, StagingSource, Stream, StreamWork, TIMEOUT,
 };
+use coprep_protocol::gpu_batch::GpuBatchLayout;
 use coprep_protocol::item::ENDS_BATCH;
 use coprep_shared_memory::handover::{Item, ItemKind};
 
-use crate::attachment::{Attachment, HeldSlots};
+use crate::attachment::Attachment;
 use crate::device::assembly::{Assembly, UploadedPart};
-use crate::device::buffers::{BatchLayout, BufferPool};
+use crate::device::buffers::BufferPool;
 use crate::device::conversion::Conversion;
 use crate::device::messages::{Answer, Command, OpenDevice, TakenItem, UploadState};
 use crate::device::options::DeviceOptions;
-use crate::error::{Error, Result, gpu_hangs, violation};
+use crate::device::ring::{HeldPart, MappedRing, OfferedRing};
+use crate::error::{Error, Result, gpu_hangs, invalid, violation};
 
 /// Batches that are copied ahead of the one that is taken.
 const AHEAD: usize = 2;
@@ -63,14 +65,16 @@ struct Device {
 struct Area {
     attachment: Arc<Attachment>,
     source: StagingSource,
-    layout: Arc<BatchLayout>,
+    layout: Arc<GpuBatchLayout>,
+    /// Rings of uploaders, the one that was mapped first before the others.
+    rings: Vec<Arc<MappedRing>>,
 }
 
 /// An item that is released when its copy has ended.
 struct Copying {
     // The copy comes first: dropping it waits for the GPU, and dropping the slots releases them.
     copy: Arc<PendingWork>,
-    _slots: HeldSlots,
+    _slots: HeldPart,
     since: Instant,
 }
 
@@ -156,6 +160,10 @@ impl UploadThread {
                 // Nobody waits for the answer if the loader was closed meanwhile. So it is with the others below.
                 let _ = answer.send(opened);
             }
+            Command::Map(offered, answer) => {
+                let mapped = self.map(*offered);
+                let _ = answer.send(mapped);
+            }
             Command::Take(taken) => self.waiting = Some(taken),
             Command::Discard(first_seq) => {
                 self.forget_all();
@@ -212,15 +220,19 @@ impl UploadThread {
             None => Device::open(self.gpu, &self.options)?,
         };
         let device = self.device.insert(device);
-        let layout = Arc::new(BatchLayout::new(&attachment.fields, self.samples)?);
+        let layout = GpuBatchLayout::new(&attachment.fields, self.samples);
+        let too_large = || invalid(format!("a batch of {} samples is too large", self.samples));
+        let layout = Arc::new(layout.ok_or_else(too_large)?);
         // The fields are the same after a reconnection.
         if self.pool.is_none() {
             self.pool = Some(BufferPool::allocate(&device.context, &layout)?);
         }
         let view = attachment.pinnable().map_err(Error::from_lower)?;
         let source = StagingSource::open(&device.context, view).map_err(Error::from_lower)?;
+        let uuid = device.context.gpu().uuid().map_err(Error::from_lower)?;
         let opened = OpenDevice {
             context: device.context.clone(),
+            uuid: uuid.to_string(),
             layout: layout.clone(),
             conversion: device.conversion.clone(),
             why_unconverted: device.why_unconverted.clone(),
@@ -230,8 +242,25 @@ impl UploadThread {
             attachment,
             source,
             layout,
+            rings: Vec::new(),
         });
         Ok(opened)
+    }
+
+    /// Maps a ring. Only a GPU that fails is an error: without the ring, this thread copies by itself.
+    fn map(
+        &mut self,
+        offered: OfferedRing,
+    ) -> Result<std::result::Result<Arc<MappedRing>, String>> {
+        let (Some(device), Some(area)) = (&self.device, &mut self.area) else {
+            return Err(violation("a ring before the staging area is open"));
+        };
+        let mapped = match MappedRing::map(&device.context, &area.attachment, offered) {
+            Ok(ring) => Arc::new(ring),
+            Err(e) => return Ok(Err(e.to_string())),
+        };
+        area.rings.push(mapped.clone());
+        Ok(Ok(mapped))
     }
 
     /// Releases the items whose copies have ended.
@@ -275,6 +304,9 @@ impl UploadThread {
         let (Some(copy), Some(taken)) = (copy, self.waiting.take()) else {
             return;
         };
+        if let Some(area) = &mut self.area {
+            area.forget_rings_before(taken.item.pool);
+        }
         self.copying.push_back(Copying {
             copy,
             _slots: taken.slots,
@@ -332,7 +364,7 @@ impl UploadThread {
             let is_full = self.batches.len() >= AHEAD && !self.is_next_further_part();
             // An item that was taken back meanwhile may be a mixture of two, or of another batch.
             if is_full
-                || !attachment.has(&item)
+                || !self.area.as_ref().is_some_and(|area| area.has(&item))
                 || !self.has_room(&item)
                 || !self.copy(seq, &item, item.flags & ENDS_BATCH != 0)?
             {
@@ -365,7 +397,14 @@ impl UploadThread {
         let (Some(area), Some(device), Some(pool)) = (&self.area, &self.device, &self.pool) else {
             return Err(violation("an item before the staging area is open"));
         };
-        if !self.is_next_further_part() {
+        if item.pool != 0 && area.ring(item).is_none() {
+            return Err(violation(format!(
+                "an item of ring {}, which is not mapped",
+                item.pool
+            )));
+        }
+        let is_further_part = self.batches.back().is_some_and(|batch| !batch.is_whole());
+        if !is_further_part {
             let Some(buffer) = pool.take()? else {
                 return Ok(false);
             };
@@ -377,8 +416,12 @@ impl UploadThread {
         let samples = batch.samples();
         let copy = area.copy(device, batch, item, samples..samples + item.len);
         let (copy, bytes) = copy.map_err(Error::from_lower)?;
-        self.state.uploads.fetch_add(1, Relaxed);
-        self.state.bytes.fetch_add(bytes, Relaxed);
+        if item.pool == 0 {
+            self.state.uploads.fetch_add(1, Relaxed);
+            self.state.bytes.fetch_add(bytes, Relaxed);
+        } else {
+            self.state.shared.fetch_add(1, Relaxed);
+        }
         batch.push(UploadedPart {
             seq,
             samples: item.len,
@@ -390,6 +433,20 @@ impl UploadThread {
 }
 
 impl Area {
+    /// Returns `true` if an item is a part of a batch and inside the area that it names.
+    fn has(&self, item: &Item) -> bool {
+        self.attachment.has(item) || self.ring(item).is_some_and(|ring| ring.has(item))
+    }
+
+    fn ring(&self, item: &Item) -> Option<&Arc<MappedRing>> {
+        self.rings.iter().find(|ring| ring.pool == item.pool)
+    }
+
+    /// Unmaps earlier rings. Their uploader has ended, and after an item of this ring none of them comes.
+    fn forget_rings_before(&mut self, pool: u32) {
+        self.rings.retain(|ring| ring.pool >= pool);
+    }
+
     /// Copies the slots of an item to their places in the buffer of a batch. Returns the copies and their bytes.
     fn copy(
         &self,
@@ -401,14 +458,19 @@ impl Area {
         let mut work = StreamWork::begin(&device.stream)?;
         let mut bytes = 0;
         let slots = item.start..item.start + item.len;
+        let ring = self.ring(item);
         for field in self.layout.fields() {
-            let from = self
-                .source
-                .view()
-                .slots(item.buffer, field.number, slots.clone());
             let to = batch.buffer.part(field.place(samples.clone()))?;
-            bytes += from.len() as u64;
-            self.source.upload(&mut work, from, &to)?;
+            bytes += to.bytes() as u64;
+            match ring {
+                Some(_) if to.bytes() == 0 => {}
+                Some(ring) => work.copy(&ring.part(item.buffer, field, slots.clone())?, &to)?,
+                None => {
+                    let view = self.source.view();
+                    let from = view.slots(item.buffer, field.number, slots.clone());
+                    self.source.upload(&mut work, from, &to)?;
+                }
+            }
         }
         Ok((work.submit()?, bytes))
     }

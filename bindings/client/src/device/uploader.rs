@@ -10,11 +10,12 @@ use coprep_device::TIMEOUT;
 use coprep_shared_memory::handover::Item;
 use coprep_shared_memory::lock::lock;
 
-use crate::attachment::{Attachment, HeldSlots};
+use crate::attachment::Attachment;
 use crate::device::assembly::UploadedBatch;
 use crate::device::here::Here;
 use crate::device::messages::{Command, TakenItem, UploadState};
 use crate::device::options::{DeviceOptions, UserStream};
+use crate::device::ring::{HeldPart, MappedRing, OfferedRing};
 use crate::device::thread::UploadThread;
 use crate::error::{Error, Result, gpu_hangs, gpu_thread_ended, not_started};
 use crate::raw;
@@ -26,6 +27,17 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pause between two looks whether the thread has ended.
 const END_POLL: Duration = Duration::from_micros(200);
+
+/// Copies of the parts of batches.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct UploadCounts {
+    /// Copies from the host that were begun.
+    pub(crate) uploads: u64,
+    /// Bytes of these.
+    pub(crate) bytes: u64,
+    /// Parts that an uploader had copied to the GPU.
+    pub(crate) shared: u64,
+}
 
 /// The upload thread of a loader, as others see it. The thread ends when this is dropped.
 pub(crate) struct Uploader {
@@ -56,10 +68,22 @@ impl Uploader {
         }))
     }
 
-    /// Returns the number of copies that were begun, and their bytes.
-    pub(crate) fn counts(&self) -> (u64, u64) {
-        let UploadState { uploads, bytes, .. } = &*self.state;
-        (uploads.load(Relaxed), bytes.load(Relaxed))
+    /// Returns the copies so far.
+    pub(crate) fn counts(&self) -> UploadCounts {
+        UploadCounts {
+            uploads: self.state.uploads.load(Relaxed),
+            bytes: self.state.bytes.load(Relaxed),
+            shared: self.state.shared.load(Relaxed),
+        }
+    }
+
+    /// Maps a ring of an uploader, beside those before: items name the ring that they lie in. The answer has the reason in
+    /// words if it cannot be mapped.
+    pub(crate) fn map(
+        &self,
+        offered: OfferedRing,
+    ) -> Result<AwaitedAnswer<std::result::Result<Arc<MappedRing>, String>>> {
+        self.ask(TIMEOUT, |answer| Command::Map(Box::new(offered), answer))
     }
 
     /// Makes the GPU ready for the batches of an attachment. May be tried again after an error.
@@ -73,7 +97,7 @@ impl Uploader {
         seq: u64,
         item: &Item,
         ends_batch: bool,
-        slots: HeldSlots,
+        slots: HeldPart,
     ) -> Result<AwaitedAnswer<Option<UploadedBatch>>> {
         let item = *item;
         self.ask(TIMEOUT, |answer| {

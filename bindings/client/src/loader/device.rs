@@ -2,8 +2,10 @@
 
 use std::time::Instant;
 
-use crate::device::{DeviceBatch, Uploader, UserStream};
-use crate::error::{Result, timed_out};
+use coprep_protocol::message::GpuUse;
+
+use crate::device::{DeviceBatch, DeviceOptions, Uploader, UserStream};
+use crate::error::{Result, interrupted, timed_out};
 use crate::loader::link::LoaderLink;
 use crate::loader::{DeviceEvent, Loader, LoaderState};
 use crate::timeout::POLL_INTERVAL;
@@ -56,8 +58,46 @@ impl Loader {
             return Ok(false);
         };
         device.check_stream(stream)?;
-        self.lock_stats().bounced = device.why_bounced.clone();
+        if !link.is_gpu_announced() {
+            self.announce_gpu(link, options)?;
+        }
+        if options.is_shared {
+            self.map_rings(link)?;
+        }
         Ok(true)
+    }
+
+    /// Tells the coordinator which GPU the batches of this connection go to.
+    fn announce_gpu(&self, link: &mut LoaderLink, options: &DeviceOptions) -> Result<()> {
+        let Some(device) = link.device() else {
+            return Ok(());
+        };
+        self.lock_stats().bounced = device.why_bounced.clone();
+        let gpu = GpuUse {
+            uuid: device.uuid.clone(),
+            is_shared: options.is_shared,
+            environment: options.environment.clone(),
+        };
+        link.announce_gpu(gpu);
+        Ok(())
+    }
+
+    /// Maps a ring that the coordinator has offered. Tells the user if uploads are not shared.
+    fn map_rings(&self, link: &mut LoaderLink) -> Result<()> {
+        let Some(why) = link.map_rings()? else {
+            return Ok(());
+        };
+        let mut stats = self.lock_stats();
+        let is_first = stats.not_shared.is_none();
+        let text = format!(
+            "uploads to the GPU are not shared, and this job copies its batches itself: {why}"
+        );
+        stats.not_shared = Some(why);
+        drop(stats);
+        if is_first {
+            (self.options.notice)(&text).map_err(interrupted)?;
+        }
+        Ok(())
     }
 
     /// Waits until the copies of the item that was taken have begun. Returns the batch if the item completes it.
@@ -92,6 +132,8 @@ impl Loader {
         let mut stats = self.lock_stats();
         stats.upload_wait += began.elapsed();
         let counts = inner.uploader.as_ref().map(|uploader| uploader.counts());
-        (stats.uploads, stats.uploaded_bytes) = counts.unwrap_or_default();
+        let counts = counts.unwrap_or_default();
+        (stats.uploads, stats.uploaded_bytes) = (counts.uploads, counts.bytes);
+        stats.shared_uploads = counts.shared;
     }
 }

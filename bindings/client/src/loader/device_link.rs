@@ -6,8 +6,11 @@ use std::time::Duration;
 use coprep_protocol::item::{ENDS_BATCH, ENDS_EPOCH};
 use coprep_shared_memory::handover::Item;
 
-use crate::attachment::{Attachment, HeldSlots};
-use crate::device::{AwaitedAnswer, DeviceBatch, OpenDevice, UploadedBatch, Uploader};
+use crate::attachment::Attachment;
+use crate::device::{
+    AwaitedAnswer, DeviceBatch, HeldPart, MappedRing, OfferedRing, OpenDevice, UploadedBatch,
+    Uploader,
+};
 use crate::error::{Result, violation};
 use crate::raw;
 
@@ -29,6 +32,33 @@ pub(super) struct DeviceLink {
     numbers: Vec<i64>,
     /// Ids of that batch.
     ids: Vec<i64>,
+    pub(super) sharing: Sharing,
+}
+
+/// Shared uploads of one connection.
+#[derive(Default)]
+pub(super) struct Sharing {
+    /// `true` once the coordinator knows the GPU.
+    pub(super) is_announced: bool,
+    /// A ring that the coordinator has offered. A later one replaces it.
+    pub(super) offered: Option<OfferedRing>,
+    /// A ring that is being mapped.
+    mapping: Option<MappingRing>,
+    /// Rings that items may name, in the order in which they were mapped.
+    rings: Vec<Arc<MappedRing>>,
+    /// Reason why uploads are not shared, until the user is told.
+    pub(super) refused: Option<String>,
+}
+
+struct MappingRing {
+    pool: u32,
+    answer: AwaitedAnswer<std::result::Result<Arc<MappedRing>, String>>,
+}
+
+/// The end of an attempt to map a ring.
+pub(super) struct RingAnswer {
+    pub(super) pool: u32,
+    pub(super) is_mapped: bool,
 }
 
 #[derive(Default)]
@@ -47,6 +77,13 @@ struct AwaitedPart {
 impl DeviceLink {
     pub(super) fn is_open(&self) -> bool {
         matches!(self.state, DeviceState::Open(..))
+    }
+
+    pub(super) fn opened(&self) -> Option<&OpenDevice> {
+        match &self.state {
+            DeviceState::Open(_, device) => Some(device),
+            _ => None,
+        }
     }
 
     /// Makes the GPU ready, within `time`. Returns `None` if that takes longer.
@@ -72,23 +109,87 @@ impl DeviceLink {
                 }
             }
         }
-        match &self.state {
-            DeviceState::Open(_, device) => Ok(Some(device)),
-            _ => Ok(None),
+        Ok(self.opened())
+    }
+
+    /// Maps the ring that was offered, without a wait. Returns the answer for the coordinator when it is mapped or cannot
+    /// be.
+    pub(super) fn map_offered(&mut self) -> Result<Option<RingAnswer>> {
+        let DeviceState::Open(uploader, _) = &self.state else {
+            return Ok(None);
+        };
+        let sharing = &mut self.sharing;
+        if sharing.mapping.is_none()
+            && let Some(offered) = sharing.offered.take()
+        {
+            sharing.mapping = Some(MappingRing {
+                pool: offered.pool,
+                answer: uploader.map(offered)?,
+            });
+        }
+        let Some(MappingRing { pool, answer }) = &mut sharing.mapping else {
+            return Ok(None);
+        };
+        let pool = *pool;
+        let mapped = answer.wait(uploader, Duration::ZERO);
+        let Some(mapped) = mapped.map_err(|error| uploader.fail(error))? else {
+            return Ok(None);
+        };
+        sharing.mapping = None;
+        let is_mapped = mapped.is_ok();
+        match mapped {
+            Ok(ring) => sharing.rings.push(ring),
+            Err(why) => sharing.refused = Some(why),
+        }
+        Ok(Some(RingAnswer { pool, is_mapped }))
+    }
+
+    /// Holds the slots of an item, wherever they lie.
+    pub(super) fn hold(
+        &mut self,
+        attachment: &Arc<Attachment>,
+        seq: u64,
+        item: &Item,
+    ) -> Result<HeldPart> {
+        if item.pool == 0 {
+            return attachment.hold(seq, item).map(HeldPart::Staging);
+        }
+        let rings = &mut self.sharing.rings;
+        // Earlier rings have lost their uploader, and none of their items comes after one of this ring.
+        rings.retain(|ring| ring.pool >= item.pool);
+        let ring = rings.iter().find(|ring| ring.pool == item.pool);
+        let unknown = || {
+            violation(format!(
+                "an item of ring {}, which is not mapped",
+                item.pool
+            ))
+        };
+        let ring = ring.ok_or_else(unknown)?;
+        ring.hold(attachment, seq, item).map(HeldPart::Ring)
+    }
+
+    fn read_numbers(&mut self, part: &HeldPart) {
+        match part {
+            HeldPart::Staging(slots) => {
+                let attachment = slots.attachment();
+                self.numbers.extend(raw::integers(slots, attachment.number));
+                if let Some(index) = attachment.index {
+                    self.ids.extend(raw::integers(slots, index));
+                }
+            }
+            HeldPart::Ring(slots) => {
+                self.numbers.extend(slots.numbers());
+                self.ids.extend(slots.index().into_iter().flatten());
+            }
         }
     }
 
     /// Begins to copy a part. It holds the slots until the copies have ended.
-    pub(super) fn take(&mut self, seq: u64, item: &Item, slots: HeldSlots) -> Result<()> {
+    pub(super) fn take(&mut self, seq: u64, item: &Item, slots: HeldPart) -> Result<()> {
+        self.read_numbers(&slots);
         let DeviceState::Open(uploader, _) = &self.state else {
             return Err(violation("an item before the GPU is ready"));
         };
-        let attachment = slots.attachment();
-        self.numbers
-            .extend(raw::integers(&slots, attachment.number));
-        if let Some(index) = attachment.index {
-            self.ids.extend(raw::integers(&slots, index));
-        }
         let ends_batch = item.flags & ENDS_BATCH != 0;
         self.awaited = Some(AwaitedPart {
             answer: uploader.take(seq, item, ends_batch, slots)?,

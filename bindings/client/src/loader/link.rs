@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use coprep_protocol::item::{ENDS_BATCH, ENDS_EPOCH, LEFT_OUT, SKIPPED};
 use coprep_protocol::message::{
-    Attach, Attached, Awaited, Departure, Reply, Request, SampleError, Skipped,
+    Attach, Attached, Awaited, Departure, GpuUse, Reply, Request, SampleError, Skipped,
 };
 use coprep_protocol::order;
 use coprep_shared_memory::handover::{Account, Item};
@@ -16,10 +16,10 @@ use roaring::RoaringBitmap;
 use crate::attachment::Attachment;
 use crate::batch::{Assembly, Batch};
 use crate::connection::Connection;
-use crate::device::{OpenDevice, Uploader};
+use crate::device::{OfferedRing, OpenDevice, Uploader};
 use crate::error::{Error, ErrorKind, Result, explained, invalid, refused, violation};
 use crate::loader::Code;
-use crate::loader::device_link::{DeviceLink, GivenOnDevice};
+use crate::loader::device_link::{DeviceLink, GivenOnDevice, RingAnswer};
 use crate::loader::position;
 use crate::notice::{NOTIFY_AFTER, Notice, Wait};
 use crate::raw;
@@ -211,7 +211,7 @@ impl LoaderLink {
             let Some(received) = self.connection.receive(Duration::ZERO, &interrupt_check)? else {
                 return Ok(());
             };
-            let reply = self.with_order(received)?;
+            let reply = self.with_files(received)?;
             self.unread = self.store(reply)?;
         }
         Ok(())
@@ -329,8 +329,37 @@ impl LoaderLink {
 
     /// Begins to copy a part of a batch to the GPU. The next step waits for it.
     pub(super) fn upload_part(&mut self, seq: u64, item: &Item) -> Result<()> {
-        let slots = self.attachment.hold(seq, item)?;
+        let slots = self.device.hold(&self.attachment, seq, item)?;
         self.device.take(seq, item, slots)
+    }
+
+    /// Returns the GPU, if it is ready.
+    pub(super) fn device(&self) -> Option<&OpenDevice> {
+        self.device.opened()
+    }
+
+    /// Returns `true` if the coordinator was told which GPU the batches go to.
+    pub(super) fn is_gpu_announced(&self) -> bool {
+        self.device.sharing.is_announced
+    }
+
+    /// Tells it. There is no answer.
+    pub(super) fn announce_gpu(&mut self, gpu: GpuUse) {
+        self.device.sharing.is_announced = true;
+        // If it fails, the next check of the connection finds out why.
+        let _ = self.connection.send(&Request::UseGpu(Box::new(gpu)));
+    }
+
+    /// Maps a ring that the coordinator has offered, without a wait. Returns the reason, once, if uploads are not shared.
+    pub(super) fn map_rings(&mut self) -> Result<Option<String>> {
+        // If the connection is lost, items that lie ready are taken before that is noticed.
+        let _ = self.read_pending();
+        if let Some(RingAnswer { pool, is_mapped }) = self.device.map_offered()? {
+            let _ = self
+                .connection
+                .send(&Request::RingMapped { pool, is_mapped });
+        }
+        Ok(self.device.sharing.refused.take())
     }
 
     /// Returns `true` if a part was taken whose copies have not begun.
@@ -534,8 +563,9 @@ impl LoaderLink {
             Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
             Reply::Skipped(skipped) => self.skips.add(*skipped)?,
             Reply::Departed(departure) => self.departed.push(departure),
-            // The file was read together with the message.
-            Reply::Order { .. } => {}
+            // The files were read together with the message.
+            Reply::Order { .. } | Reply::Ring { .. } => {}
+            Reply::NoRing { why } => self.device.sharing.refused = Some(why),
             other => return Ok(Some(other)),
         }
         Ok(None)
@@ -595,15 +625,32 @@ impl LoaderLink {
             .connection
             .receive(timeout.left(), timeout.interrupt_check())?;
         received
-            .map(|received| self.with_order(received))
+            .map(|received| self.with_files(received))
             .transpose()
     }
 
-    /// Reads the file of an order, if the message is one.
-    fn with_order(&mut self, received: (Reply, Vec<OwnedFd>)) -> Result<Reply> {
+    /// Reads the files that come with a message.
+    fn with_files(&mut self, received: (Reply, Vec<OwnedFd>)) -> Result<Reply> {
         let (reply, descriptors) = received;
-        if let Reply::Order { epoch, samples } = reply {
-            self.orders.push((epoch, read_order(samples, descriptors)?));
+        match reply {
+            Reply::Order { epoch, samples } => {
+                self.orders.push((epoch, read_order(samples, descriptors)?));
+            }
+            Reply::Ring {
+                pool,
+                buffers,
+                bytes,
+            } => {
+                let files = descriptors.try_into();
+                let files = files.map_err(|_| violation("a ring without its files"))?;
+                self.device.sharing.offered = Some(OfferedRing {
+                    pool,
+                    buffers,
+                    bytes,
+                    files,
+                });
+            }
+            _ => {}
         }
         Ok(reply)
     }

@@ -20,7 +20,7 @@ pub struct Item {
     pub len: u32,
     /// Flags of the caller; this crate does not read them.
     pub flags: u32,
-    /// Index of the staging area, if there are several.
+    /// The area that the buffer is in: 0 is the staging area, and any other number a ring of buffers on a GPU.
     pub pool: u32,
     /// Epoch of the job.
     pub epoch: u64,
@@ -118,7 +118,7 @@ pub struct DeliverHead {
 }
 
 /// Identifies a *deliver* region and the version of this protocol.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"CPRPdlv3");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"CPRPdlv4");
 
 /// Head of the *reply* region.
 #[repr(C)]
@@ -148,9 +148,15 @@ pub struct Account {
     pub others_ns: u64,
     /// Nanoseconds of the wait in progress.
     pub open_ns: u64,
+    /// Copies to its GPU that it has begun.
+    pub uploads: u64,
+    /// Bytes of these copies.
+    pub upload_bytes: u64,
+    /// Nanoseconds of waiting for its GPU.
+    pub upload_wait_ns: u64,
 }
 
-const ACCOUNT: usize = 5;
+const ACCOUNT: usize = 8;
 
 // Only the receiver writes reports. The models have none, since nothing depends on a report.
 #[cfg(not(loom))]
@@ -162,6 +168,9 @@ impl Account {
             self.prep_ns,
             self.others_ns,
             self.open_ns,
+            self.uploads,
+            self.upload_bytes,
+            self.upload_wait_ns,
         ]
     }
 
@@ -183,6 +192,9 @@ impl Account {
             prep_ns: word(2),
             others_ns: word(3),
             open_ns: word(4),
+            uploads: word(5),
+            upload_bytes: word(6),
+            upload_wait_ns: word(7),
         }
     }
 }

@@ -685,6 +685,13 @@ impl Lease {
         self.hold.buffer
     }
 
+    /// Returns `true` if this is the buffer's only share: dropping it makes the buffer free. Other threads may take or
+    /// drop shares meanwhile, unless a lock keeps them from it.
+    #[must_use]
+    pub fn is_only_share(&self) -> bool {
+        Arc::strong_count(&self.hold) == 1
+    }
+
     /// Returns a field of all slots.
     ///
     /// # Panics

@@ -228,6 +228,25 @@ impl StagingView {
         self.mapping.at(range.start)
     }
 
+    /// Returns a field of integers of some slots of a buffer. The caller has taken an item that names them, and has given
+    /// nobody their address.
+    ///
+    /// # Panics
+    /// If there is no such buffer, slot or field, or its samples have another size.
+    #[must_use]
+    pub fn integers(&self, buffer: u32, field: usize, slots: Range<u32>) -> Vec<i64> {
+        assert_eq!(self.layout.sample_bytes(field), size_of::<i64>());
+        let read = |slot| {
+            let start = self.layout.slot(buffer, field, slot).start;
+            let integer = self.mapping.at(start).cast::<i64>();
+            // SAFETY: in bounds, since the layout sized the mapping and the slot was checked; any bits are an `i64`;
+            // unaligned is allowed. The coordinator does not write a buffer that has been handed over, and no user has its
+            // address.
+            unsafe { integer.as_ptr().read_unaligned() }
+        };
+        slots.map(read).collect()
+    }
+
     /// Keeps the present contents of a buffer, for this view alone, whatever the coordinator writes there later.
     ///
     /// It costs a copy of the buffer. It must be called before the connection ends, because after that the coordinator

@@ -25,6 +25,8 @@ pub struct Status {
     pub streams: Vec<StreamStatus>,
     /// Remote stores that do not answer at present.
     pub outages: Vec<OutageStatus>,
+    /// Copies to each GPU that jobs use.
+    pub gpus: Vec<GpuStatus>,
 }
 
 /// A remote store that does not answer, or refuses every request. Jobs that read from it wait.
@@ -42,6 +44,50 @@ pub struct OutageStatus {
     pub waiting: u32,
     /// Seconds after which the jobs get an error.
     pub patience_s: f64,
+}
+
+/// Copies of minibatches to a GPU, for the jobs of the streams that are open.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
+pub struct GpuStatus {
+    /// UUID of the GPU, or of an instance of one that is divided.
+    pub uuid: String,
+    /// Number of consumers whose batches go there. A consumer is one rank of a job.
+    pub consumers: u32,
+    /// Number of these consumers that share uploads.
+    pub sharing: u32,
+    /// Copies that consumers made for themselves.
+    pub own_uploads: u64,
+    /// Bytes of these copies.
+    pub own_bytes: u64,
+    /// Seconds that consumers waited for the GPU before they could go on.
+    pub wait_s: f64,
+    /// Copies that the uploader made, each for all consumers that share.
+    pub shared_uploads: u64,
+    /// Bytes of these copies.
+    pub shared_bytes: u64,
+    /// Seconds from the beginning of a copy by the uploader to its end, of all such copies together.
+    pub shared_s: f64,
+    /// Rings that are open, one for each stream.
+    pub rings: Vec<RingStatus>,
+    /// Reasons why consumers that would share do not, one sentence for each stream.
+    pub notes: Vec<String>,
+}
+
+/// Buffers on a GPU to which an uploader copies the minibatches of a stream.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+pub struct RingStatus {
+    /// Number of the stream.
+    pub stream: u64,
+    /// Process id of the uploader.
+    pub uploader_pid: u32,
+    /// Number of buffers.
+    pub buffers: u32,
+    /// Number of buffers that nobody uses.
+    pub buffers_free: u32,
+    /// Bytes of the GPU's memory.
+    pub bytes: u64,
+    /// Reason why the staging area is not pinned, and the uploader's processor copies everything first.
+    pub why_bounced: Option<String>,
 }
 
 /// The pool of threads that fetches and prepares samples of native pipelines, for all streams.

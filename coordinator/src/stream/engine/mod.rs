@@ -10,6 +10,7 @@ pub(super) mod departed;
 mod epochs;
 pub(super) mod explain;
 mod forming;
+pub(super) mod gpus;
 pub(super) mod orders;
 mod requests;
 mod skipping;
@@ -25,12 +26,14 @@ use coprep_scheduler::{Behind, Delivery, JobId, JobSpec, Minibatch, Scheduler};
 use roaring::RoaringBitmap;
 
 use crate::Result;
+use crate::device::GpuKey;
 use crate::error::{from_lower, invalid};
 use crate::observe::stalls::StallClock;
 use crate::stream::batch::PendingBatch;
 use crate::stream::consumer::{Consumer, ConsumerProgress, Pending};
 use crate::stream::engine::departed::{Leaver, Membership};
 use crate::stream::engine::forming::{RankDistances, RankResume, merge_resume};
+use crate::stream::engine::gpus::StreamGpu;
 use crate::stream::engine::orders::CohortOrders;
 use crate::stream::engine::requests::{agree, job_spec};
 use crate::stream::engine::skipping::Failures;
@@ -75,6 +78,8 @@ pub(crate) struct Engine {
     pub(super) failures: Failures,
     /// Errors that may still have to be sent to jobs.
     unsent: Vec<Weak<SampleError>>,
+    /// The GPUs that batches go to.
+    gpus: BTreeMap<GpuKey, StreamGpu>,
 }
 
 /// A training run that is attached to a stream.
@@ -128,6 +133,7 @@ impl Engine {
             failed: RoaringBitmap::new(),
             failures: Failures::default(),
             unsent: Vec::new(),
+            gpus: BTreeMap::new(),
         }
     }
 
@@ -328,7 +334,11 @@ impl Engine {
         let rank = job.ranks.get_mut(rank_id.rank as usize);
         if let Some(consumer) = rank.and_then(Option::take) {
             add_stalls(&mut self.stalls_of_gone, &consumer.sender.account());
+            self.leave_gpu(&consumer);
         }
+        let Some(job) = self.jobs.get(&rank_id.job) else {
+            return;
+        };
         if job.ranks.iter().any(Option::is_some) {
             self.has_gone(rank_id);
             // The other ranks may have waited only for this one.
@@ -400,6 +410,9 @@ impl Engine {
                 progress = true;
             }
         }
+        if !self.gpus.is_empty() {
+            progress |= self.poll_rings(Instant::now());
+        }
         progress
     }
 
@@ -408,6 +421,9 @@ impl Engine {
     /// `stall_clock` returns the pool's clock, and is called only if something is handed over.
     pub(crate) fn publish(&mut self, stall_clock: impl FnOnce() -> StallClock) -> u64 {
         let mut delivered = 0;
+        if !self.gpus.is_empty() {
+            self.fill_rings(Instant::now());
+        }
         // Reading the clock takes the lock of a pool.
         let stall_clock = if self.jobs.values().any(AttachedJob::has_ready) {
             stall_clock()
@@ -417,7 +433,8 @@ impl Engine {
         for job in self.jobs.values_mut().filter(|job| !job.is_over) {
             let last_epoch = job.last_epoch();
             for consumer in job.ranks.iter_mut().flatten() {
-                match consumer.flush(&stall_clock, last_epoch) {
+                let ring = gpus::ring_of(&self.gpus, consumer);
+                match consumer.flush(&stall_clock, last_epoch, ring) {
                     Ok(samples) => {
                         job.delivered += samples;
                         delivered += samples;
@@ -464,10 +481,12 @@ impl Engine {
 
     pub(crate) fn arm(&mut self) {
         self.consumers().for_each(|c| c.sender.arm());
+        self.arm_rings();
     }
 
     pub(crate) fn disarm(&mut self) {
         self.consumers().for_each(|c| c.sender.disarm());
+        self.disarm_rings();
     }
 
     // Relaxed order.

@@ -1,6 +1,8 @@
 //! An earlier status of the coordinator, from which rates follow.
 
-use coprep_protocol::message::{CacheForm, CacheStatus, JobStatus, Status, StreamStatus, Totals};
+use coprep_protocol::message::{
+    CacheForm, CacheStatus, GpuStatus, JobStatus, Status, StreamStatus, Totals,
+};
 
 use super::JobKey;
 
@@ -25,6 +27,10 @@ impl<'a> Earlier<'a> {
 
     pub(super) fn job(self, (stream, id): JobKey) -> Option<&'a JobStatus> {
         self.stream(stream)?.jobs.iter().find(|j| j.id == id)
+    }
+
+    pub(super) fn gpu(self, uuid: &str) -> Option<&'a GpuStatus> {
+        self.status.gpus.iter().find(|g| g.uuid == uuid)
     }
 
     /// Returns the same cache in the earlier status. Caches have no numbers, so their features tell.

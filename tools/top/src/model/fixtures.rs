@@ -117,6 +117,7 @@ pub(crate) fn two_statuses() -> (Status, Status) {
             a_stream(2, vec![a_job(1)]),
         ],
         outages: Vec::new(),
+        gpus: Vec::new(),
     };
     let before = now.clone();
     now.uptime_s += 2.0;

@@ -15,7 +15,7 @@ mod sort;
 mod waits;
 
 use coprep_protocol::message::{
-    CacheStatus, JobStatus, PoolStatus, Stalls, Status, StreamStatus, Totals,
+    CacheStatus, GpuStatus, JobStatus, PoolStatus, Stalls, Status, StreamStatus, Totals,
 };
 
 use earlier::Earlier;
@@ -35,6 +35,21 @@ pub(crate) struct Overview {
     pub(crate) streams: Vec<StreamRow>,
     /// Jobs of all streams.
     pub(crate) jobs: Vec<JobRow>,
+    pub(crate) gpus: Vec<GpuRow>,
+}
+
+/// A GPU that batches go to, with its rates.
+#[derive(Clone, Debug)]
+pub(crate) struct GpuRow {
+    pub(crate) status: GpuStatus,
+    /// Shared uploads per second.
+    pub(crate) shared: Option<f64>,
+    /// Uploads per second that consumers made for themselves.
+    pub(crate) own: Option<f64>,
+    /// Bytes per second of both.
+    pub(crate) bytes: Option<f64>,
+    /// Share of their time that consumers waited for the GPU between the two statuses.
+    pub(crate) waiting: Option<f64>,
 }
 
 /// The pool of threads, with the worker processes beside it.
@@ -112,6 +127,7 @@ impl Overview {
             caches: now.caches.iter().map(|c| cache(earlier, now, c)).collect(),
             streams: now.streams.iter().map(|s| stream(earlier, s)).collect(),
             jobs: now.streams.iter().flat_map(|s| jobs(earlier, s)).collect(),
+            gpus: now.gpus.iter().map(|g| gpu(earlier, g)).collect(),
         }
     }
 
@@ -213,6 +229,23 @@ fn stream(earlier: Option<Earlier>, now: &StreamStatus) -> StreamRow {
         share: share(now.totals.delivered as f64, now.totals.prepared as f64),
         share_now: delivered.zip(prepared).and_then(|(d, p)| share(d, p)),
         status: now.clone(),
+    }
+}
+
+fn gpu(earlier: Option<Earlier>, now: &GpuStatus) -> GpuRow {
+    let before = earlier.and_then(|s| Some((s, s.gpu(&now.uuid)?)));
+    let rate =
+        |count: fn(&GpuStatus) -> u64| before.and_then(|(s, b)| s.rate(count(b), count(now)));
+    let waiting = before.map(|(s, b)| {
+        let all = s.seconds * f64::from(now.consumers.max(1));
+        ((now.wait_s - b.wait_s) / all).clamp(0.0, 1.0)
+    });
+    GpuRow {
+        status: now.clone(),
+        shared: rate(|g| g.shared_uploads),
+        own: rate(|g| g.own_uploads),
+        bytes: rate(|g| g.shared_bytes.saturating_add(g.own_bytes)),
+        waiting,
     }
 }
 

@@ -5,8 +5,8 @@ use coprep_terminal::duration;
 use ratatui::text::{Line, Span};
 
 use super::pieces::{one_line, plain};
-use crate::model::{Overview, PoolRow};
-use crate::numbers::rate;
+use crate::model::{GpuRow, Overview, PoolRow};
+use crate::numbers::{percent, rate};
 use crate::screen::{ConnectionState, Screen};
 use crate::theme::{Theme, Tone};
 
@@ -69,6 +69,29 @@ pub(super) fn pool(pool: &PoolRow, theme: &Theme, width: usize) -> Line<'static>
     let [.., least] = &lines;
     let fitting = lines.iter().find(|line| line.width() <= width);
     fitting.unwrap_or(least).clone()
+}
+
+/// Draws the copies to a GPU.
+pub(super) fn gpu(gpu: &GpuRow, theme: &Theme, width: usize) -> Line<'static> {
+    let status = &gpu.status;
+    // The first digits tell the GPUs of a machine apart.
+    let name = status.uuid.split('-').take(2).collect::<Vec<_>>().join("-");
+    let bytes = gpu.bytes.map_or("-".into(), |bytes| human(bytes as u64));
+    let mut pieces = vec![
+        (Tone::Head, theme.clean(&name)),
+        plain(format!("shared uploads {}/s", rate(gpu.shared))),
+        plain(format!("own {}/s", rate(gpu.own))),
+        plain(format!("{bytes}/s")),
+    ];
+    pieces.extend(
+        gpu.waiting
+            .map(|share| plain(format!("waits {}", percent(share)))),
+    );
+    let (sharing, all) = (status.sharing, status.consumers);
+    pieces.push(plain(format!("{sharing} of {all} share")));
+    let notes = status.notes.iter();
+    pieces.extend(notes.map(|note| (Tone::Notice, theme.clean(note))));
+    one_line(theme, pieces, width)
 }
 
 #[derive(Clone, Copy)]

@@ -65,7 +65,7 @@ fn help(theme: &Theme, first: usize, height: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// Draws two lines of head, the tables with their notes, and a line of keys.
+/// Draws two lines of head, one for each GPU, the tables with their notes, and a line of keys.
 fn whole(screen: &Screen, theme: &Theme, width: usize, height: usize) -> Vec<Line<'static>> {
     let mut lines = vec![
         edges::head(screen, theme, width),
@@ -74,6 +74,9 @@ fn whole(screen: &Screen, theme: &Theme, width: usize, height: usize) -> Vec<Lin
             connection => edges::banner(connection, theme, width),
         },
     ];
+    // Tables need most of a low screen.
+    let gpus = screen.report.gpus.iter().take(height / 8);
+    lines.extend(gpus.map(|gpu| edges::gpu(gpu, theme, width)));
     let room = height - lines.len() - 1;
     let wants = Pane::ALL.map(|pane| want(screen, pane));
     let given = share(wants, screen.focus, room);
@@ -206,6 +209,8 @@ pub(crate) fn text(screen: &Screen, theme: &Theme) -> String {
         report.pid,
         edges::pool(&report.pool, theme, usize::MAX)
     )];
+    let gpus = report.gpus.iter();
+    parts.extend(gpus.map(|gpu| edges::gpu(gpu, theme, usize::MAX >> 1).to_string()));
     parts.push(caches(screen).text(theme));
     parts.push(streams(screen).text(theme));
     parts.push(jobs(screen).text(theme));

@@ -1,3 +1,4 @@
+use coprep_protocol::message::GpuStatus;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::KeyCode;
@@ -341,4 +342,29 @@ fn a_seed_that_nobody_chose_is_left_out() {
         &drawn(&a_screen(), &UTF8, 112, 31),
         "order, seed 7"
     ));
+}
+
+#[test]
+fn each_gpu_has_a_line_with_its_uploads() {
+    let gpu = |shared_uploads, wait_s| GpuStatus {
+        uuid: "GPU-fafafafa-1111-2222-3333-444444444444".into(),
+        consumers: 4,
+        sharing: 3,
+        shared_uploads,
+        shared_bytes: shared_uploads << 20,
+        wait_s,
+        ..GpuStatus::default()
+    };
+    let (mut before, _) = two_statuses();
+    before.gpus = vec![gpu(100, 1.0)];
+    let mut now = before.clone();
+    now.uptime_s += 2.0;
+    now.gpus = vec![gpu(120, 3.0)];
+    let mut screen = Screen::default();
+    screen.update(before);
+    screen.update(now);
+    let lines = drawn(&screen, &UTF8, 100, 24);
+    let expected =
+        "GPU-fafafafa, shared uploads 10.0/s, own 0/s, 10.0 MiB/s, waits 25%, 3 of 4 share";
+    assert_eq!(row(&lines, expected).trim(), expected);
 }

@@ -1,0 +1,165 @@
+"""Jobs that share uploads: each minibatch goes to the GPU once, with the bits of the host. A slow job costs itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import coprep
+import pytest
+from coordinators import processes_of
+from gpu_jobs import fake_only
+from jobs import Start
+from sharing_jobs import Serve, each_sample_once
+from waiting import gone, kill, until
+
+MINIBATCHES = 10
+"""Minibatches of an epoch of 200 samples in batches of 20."""
+AHEAD = 18
+"""Minibatches that are copied to a ring before they are wanted, at most."""
+
+
+def cohort(size: int) -> dict[str, Any]:
+    return {"cohort": "together", "cohort_size": size}
+
+
+@fake_only
+def test_each_minibatch_is_uploaded_once_for_all_jobs(serve: Serve, job: Start) -> None:
+    serving = serve()
+    jobs = [job(epochs=6, options=cohort(3), steps=False) for _ in range(3)]
+    for stats in each_sample_once(*jobs):
+        settled, last = stats[2], stats[5]
+        assert last["uploads"] == settled["uploads"], "no job has copied a minibatch by itself"
+        shared = last["shared_uploads"] - settled["shared_uploads"]
+        assert abs(shared - 3 * MINIBATCHES) <= 2
+    # Not three times as many.
+    assert 3 * MINIBATCHES <= serving.uploaded() <= 6 * MINIBATCHES + AHEAD
+    assert "pageable" not in serving.driver.answers("cuMemcpyHtoDAsync_v2")
+
+
+FORMS = [
+    ("uint8", None),
+    ("uint8", "channels_last"),
+    ("float32", None),
+    ("float32", "channels_last"),
+    ("float16", "channels_last"),
+    ("bfloat16", None),
+    ("bfloat16", "channels_last"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "layout"), FORMS)
+def test_images_have_the_bits_of_the_host(serve: Serve, job: Start, dtype: str, layout: str | None) -> None:
+    serve()
+    # Batches of 33 straddle minibatches of 20, and the last one of each epoch is short. The side is odd.
+    plan = {"dtype": dtype, "layout": layout, "side": 15, "epochs": 4}
+    first = job(**plan)
+    first_stats, second_stats = each_sample_once(first, job(**plan, batch_size=33))
+    for stats in (first_stats, second_stats):
+        assert stats[-1]["shared_uploads"] > 0 and "not_shared" not in stats[-1]
+
+
+@fake_only
+def test_nothing_reads_what_a_slow_gpu_has_not_written(serve: Serve, job: Start) -> None:
+    serve("delay_us=20000")
+    jobs = [job("delay_us=20000", epochs=4, batch_size=size) for size in (20, 33)]
+    for stats in each_sample_once(*jobs):
+        assert stats[-1]["shared_uploads"] > 0
+
+
+@fake_only
+def test_a_job_alone_uploads_by_itself(serve: Serve, job: Start) -> None:
+    serving = serve()
+    (stats,) = each_sample_once(job(waits=False))
+    assert stats[-1]["shared_uploads"] == 0 and stats[-1]["uploads"] > 0
+    assert not serving.driver.trace.exists(), "no process was started"
+
+
+@fake_only
+def test_jobs_that_do_not_ask_for_it_share_no_uploads(serve: Serve, job: Start) -> None:
+    serving = serve()
+    jobs = [job(waits=False, uploads=uploads) for uploads in ("own", "auto", "shared")]
+    for stats in each_sample_once(*jobs):
+        assert stats[-1]["shared_uploads"] == 0
+    assert not serving.driver.trace.exists()
+
+
+def test_a_stopped_job_keeps_two_buffers_and_holds_up_nobody(serve: Serve, job: Start) -> None:
+    # Each of the three jobs may be handed two buffers, and two more can be filled meanwhile.
+    serve(COPREP_DEVICE_MEMORY=str(8 * (20 * 3 * 16 * 16 + 256)))
+    stopped = job(steps=True, waits=False, epochs=100)
+    stopped.line()
+    others = [job(epochs=6) for _ in range(2)]
+    until(lambda: any(gpu["rings"] for gpu in coprep.status()["gpus"]), "there is a ring")
+    while True:
+        stopped.say("")
+        if '"shared_uploads": 0' not in stopped.line():
+            break
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    for stats in each_sample_once(*others):
+        settled, last = stats[3], stats[5]
+        # If the stopped job had more than its two buffers, the ring would soon have none for the others.
+        assert last["shared_uploads"] - settled["shared_uploads"] >= 2 * MINIBATCHES * 3 // 4, stats
+
+
+@fake_only
+def test_two_gpus_have_an_uploader_each(serve: Serve, job: Start) -> None:
+    serving = serve("devices=2")
+    jobs = [job("devices=2", gpu=gpu, gpus=2, epochs=4) for gpu in (0, 1, 0, 1)]
+    for stats in each_sample_once(*jobs):
+        assert stats[-1]["shared_uploads"] > 0
+    uploaders = {line.split(" ")[0] for line in serving.driver.trace.read_text().splitlines()}
+    assert len(uploaders) == 2
+
+
+@fake_only
+def test_where_memory_cannot_be_pinned_the_uploader_copies_through_buffers(serve: Serve, job: Start) -> None:
+    serving = serve("readonly=0;delay_us=500")
+    jobs = [job(epochs=4) for _ in range(2)]
+    until(lambda: serving.uploaders() != [], "there is a ring")
+    (ring,) = [ring for gpu in coprep.status()["gpus"] for ring in gpu["rings"]]
+    assert "pinned for reading only" in ring["why_bounced"]
+    for stats in each_sample_once(*jobs):
+        assert stats[-1]["shared_uploads"] > 0
+    assert serving.driver.calls()["cuMemHostRegister_v2"] == 0
+
+
+def test_status_shows_uploads_of_both_kinds(serve: Serve, job: Start) -> None:
+    serve()
+    jobs = [job(epochs=4, steps=True, waits=False) for _ in range(2)]
+    for started in jobs:
+        started.line()
+    until(lambda: coprep.status()["gpus"][0]["rings"] != [], "there is a ring")
+    for _ in range(3 * MINIBATCHES):
+        for started in jobs:
+            started.say("")
+        for started in jobs:
+            started.line()
+    (gpu,) = coprep.status()["gpus"]
+    assert gpu["uuid"].startswith(("GPU-", "MIG-")) and (
+        gpu["consumers"],
+        gpu["sharing"],
+    ) == (2, 2)
+    assert gpu["own_uploads"] > 0 and gpu["own_bytes"] > 0
+    assert gpu["shared_uploads"] > 0 and gpu["shared_bytes"] > 0 and gpu["shared_s"] > 0
+    assert gpu["rings"][0]["buffers"] == AHEAD and gpu["notes"] == []
+    for started in jobs:
+        started.run_on()
+    each_sample_once(*jobs)
+
+
+def test_an_uploader_ends_with_its_jobs_and_with_a_killed_coordinator(
+    serve: Serve, job: Start, socket_path: Path
+) -> None:
+    serving = serve()
+    each_sample_once(*[job() for _ in range(2)])
+    until(lambda: len(processes_of(socket_path)) == 1, "only the coordinator is left")
+    jobs = [job(epochs=100, steps=True) for _ in range(2)]
+    for started in jobs:
+        started.line()
+    until(lambda: serving.uploaders() != [], "there is a ring")
+    (uploader,) = serving.uploaders()
+    kill(serving.process.pid)
+    until(lambda: gone(uploader), "the uploader ends with its coordinator")
