@@ -51,7 +51,7 @@ $(VENV)/.base: | deps
 	@touch $@
 
 $(VENV)/.checks: $(VENV)/.base
-	@$(PIP) tree-sitter tree-sitter-rust pytest pytest-timeout pytest-xdist pyte websockets ruff mypy
+	@$(PIP) tree-sitter tree-sitter-rust pytest pytest-timeout pytest-xdist pyte websockets ruff mypy "moto[server]>=5.2,<6"
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.base

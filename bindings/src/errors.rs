@@ -4,13 +4,14 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use coprep_client::{Error, ErrorKind, InterruptCheck, Notice};
-use coprep_protocol::message::RefusalKind;
+use coprep_protocol::message::{RefusalKind, STORAGE_STAGE};
 use pyo3::exceptions::{PyFileNotFoundError, PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 
 mod python {
     pyo3::import_exception!(coprep._errors, CoprepError);
     pyo3::import_exception!(coprep._errors, SampleError);
+    pyo3::import_exception!(coprep._errors, StorageError);
     pyo3::import_exception!(coprep._errors, TimeoutError);
     pyo3::import_exception!(coprep._errors, WaitingWarning);
 }
@@ -23,6 +24,7 @@ pub(crate) fn raise(error: Error) -> PyErr {
         return Python::attach(|py| raised.clone_ref(py));
     }
     match error.into_kind() {
+        ErrorKind::Sample(s) if s.stage == STORAGE_STAGE => python::StorageError::new_err(text),
         ErrorKind::Sample(s) => {
             let exception: std::borrow::Cow<'static, [u8]> = s.exception.into();
             python::SampleError::new_err((text, s.id, s.path, s.stage, s.worker, exception))
@@ -33,6 +35,7 @@ pub(crate) fn raise(error: Error) -> PyErr {
             RefusalKind::Invalid => PyValueError::new_err(text),
             RefusalKind::NotFound => PyFileNotFoundError::new_err(text),
             RefusalKind::Memory => PyMemoryError::new_err(text),
+            RefusalKind::Storage => python::StorageError::new_err(text),
             RefusalKind::Late => python::TimeoutError::new_err(text),
             RefusalKind::Code | RefusalKind::Internal => python::CoprepError::new_err(text),
         },

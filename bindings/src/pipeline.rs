@@ -1,9 +1,10 @@
 //! Sources and operators, for Python.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use coprep_client::control;
 use coprep_protocol::dataset_path;
+use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::operators::check_next;
 use coprep_protocol::spec::{
     DEFAULT_FLIP, DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, FileList, IdentityPart, Op,
@@ -44,10 +45,42 @@ fn text(path: PathBuf) -> PyResult<String> {
     path.into_os_string().into_string().map_err(not_text)
 }
 
+/// Returns the URL that a path is, in its one spelling, or `None` if it is a path.
+fn url(path: &Path) -> PyResult<Option<String>> {
+    // A path that is no text cannot be a URL.
+    let parsed = path.to_str().map(DatasetUrl::parse).transpose();
+    let parsed = parsed.map_err(|e| PyValueError::new_err(e.to_string()))?;
+    Ok(parsed.flatten().map(|url| url.to_string()))
+}
+
+/// Returns the absolute paths of files, and URLs in their one spelling.
+fn resolved(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Vec<String>> {
+    let urls = paths
+        .iter()
+        .map(|path| url(path))
+        .collect::<PyResult<Vec<_>>>()?;
+    let are_local = urls.iter().map(Option::is_none);
+    let local: Vec<PathBuf> = paths
+        .into_iter()
+        .zip(are_local)
+        .filter_map(|(p, is_local)| is_local.then_some(p))
+        .collect();
+    let mut local = py.detach(|| dataset_path::files(&local))?.into_iter();
+    let next = |url: Option<String>| match url {
+        Some(url) => Ok(url),
+        // There is one resolved path for each that is no URL.
+        None => text(local.next().unwrap_or_default()),
+    };
+    urls.into_iter().map(next).collect()
+}
+
 /// Returns the images of a folder with one subfolder per class.
 #[pyfunction]
 pub(crate) fn image_folder(py: Python<'_>, root: PathBuf) -> PyResult<PyPipeline> {
-    let root = text(py.detach(|| dataset_path::folder(&root))?)?;
+    let root = match url(&root)? {
+        Some(url) => url,
+        None => text(py.detach(|| dataset_path::folder(&root))?)?,
+    };
     Ok(PyPipeline {
         spec: PipelineSpec {
             source: Source::ImageFolder { root },
@@ -73,8 +106,7 @@ pub(crate) fn files(
         );
         return Err(PyValueError::new_err(text));
     }
-    let paths = py.detach(|| dataset_path::files(&paths))?;
-    let paths = paths.into_iter().map(text).collect::<PyResult<_>>()?;
+    let paths = resolved(py, paths)?;
     let source = Source::Files(FileList { paths, labels });
     Ok(PyPipeline {
         spec: PipelineSpec {
@@ -269,7 +301,7 @@ impl PyPipeline {
         })
     }
 
-    /// Absolute path of the folder, or `None` for a list of files.
+    /// Absolute path or URL of the folder, or `None` for a list of files.
     #[getter]
     fn root(&self) -> Option<&str> {
         match &self.spec.source {

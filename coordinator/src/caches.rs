@@ -155,6 +155,11 @@ const PER_SAMPLE: u64 = 64;
 const WORTH_DECODING: u64 = 8;
 /// Number of samples that are probed at most to estimate the bytes that a dataset needs.
 const PROBES: u32 = 4096;
+/// Of a store, one sample in this many is probed, and at most so many. Each costs a request and up to 256 KiB.
+const SAMPLES_PER_HEAD: u32 = 128;
+const MOST_HEADS: u32 = 64;
+/// Margin on an estimate from so few samples.
+const FEW_HEADS_MARGIN: f64 = 1.25;
 
 impl DatasetCache {
     pub(crate) fn open(opening: &CacheOptions<'_>) -> Result<DatasetCache> {
@@ -447,9 +452,24 @@ impl SampleBytes {
         self.wanted.min(bytes.unwrap_or(room))
     }
 
-    /// Returns the bytes of all samples cached in a form. For a large dataset this is an estimate from every n-th
-    /// sample.
-    pub(crate) fn of(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> SampleBytes {
+    /// Returns the bytes of all samples cached in a form.
+    ///
+    /// # Errors
+    /// When samples lie in a store that does not let them be read.
+    pub(crate) fn of(
+        dataset: &Dataset,
+        pipeline: &Pipeline,
+        form: CacheForm,
+    ) -> Result<SampleBytes> {
+        if dataset.is_remote() {
+            SampleBytes::of_listed(dataset, pipeline, form)
+        } else {
+            Ok(SampleBytes::of_local(dataset, pipeline, form))
+        }
+    }
+
+    /// Returns the bytes of samples in local files. For a large dataset this is an estimate from every n-th sample.
+    fn of_local(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> SampleBytes {
         let step = dataset.len().div_ceil(PROBES).max(1);
         let mut head = Vec::new();
         let (mut kept, mut stored, mut probes) = (0u64, 0u64, 0u32);
@@ -473,6 +493,41 @@ impl SampleBytes {
             wanted: (kept + margin).saturating_mul(u64::from(step)).max(1 << 20),
             stored: u64::try_from(all(stored)).unwrap_or(u64::MAX),
         }
+    }
+
+    /// Returns the bytes of samples in a store. Their lengths were listed, so that only a few samples are asked for: all
+    /// at once, for the ratio of their decoded to their stored bytes. They also show whether the store lets anybody read.
+    fn of_listed(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> Result<SampleBytes> {
+        let count = (dataset.len() / SAMPLES_PER_HEAD)
+            .clamp(1, MOST_HEADS)
+            .min(dataset.len());
+        let at = |i: u32| (u64::from(i) * u64::from(dataset.len()) / u64::from(count)) as u32;
+        let ids: Vec<u32> = (0..count).map(at).collect();
+        let (mut probed, mut decoded) = (0u64, 0u64);
+        for (&id, head) in ids.iter().zip(dataset.fetch_heads(&ids)) {
+            let head = match head {
+                Ok(head) => head,
+                Err(e) if e.kind().is_unavailable() => return Err(from_lower(e)),
+                // A sample that cannot be read counts as 0 bytes. It is reported when a job asks for it.
+                Err(_) => continue,
+            };
+            // Without a listing the head is the best that is known: all of a small file.
+            probed += dataset.listed_len(id).unwrap_or(head.len() as u64);
+            let shape = pipeline.decoded_size(&head);
+            decoded += shape.map_or(0, |shape| shape.bytes() as u64);
+        }
+        let mean = probed / u64::from(count);
+        let length = |id| dataset.listed_len(id).unwrap_or(mean);
+        let stored: u64 = (0..dataset.len()).map(length).sum();
+        let kept = match form {
+            CacheForm::Encoded => stored,
+            _ => (stored as f64 * decoded as f64 / probed.max(1) as f64 * FEW_HEADS_MARGIN) as u64,
+        };
+        let each = PER_SAMPLE * u64::from(dataset.len());
+        Ok(SampleBytes {
+            wanted: kept.saturating_add(each).max(1 << 20),
+            stored,
+        })
     }
 
     /// Returns the bytes of `samples` samples of about `sample_bytes` bytes each.

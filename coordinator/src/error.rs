@@ -156,6 +156,7 @@ impl ErrorKind {
     fn of_refusal(&self) -> RefusalKind {
         match self {
             ErrorKind::Pipeline(kind) if kind.is_not_found() => RefusalKind::NotFound,
+            ErrorKind::Pipeline(kind) if kind.is_unavailable() => RefusalKind::Storage,
             ErrorKind::Invalid | ErrorKind::Pipeline(_) => RefusalKind::Invalid,
             ErrorKind::Shortage | ErrorKind::Memory => RefusalKind::Memory,
             ErrorKind::Code | ErrorKind::Sample(_) | ErrorKind::ForkServerKilled { .. } => {

@@ -35,7 +35,8 @@ mod settings;
 mod stream;
 
 pub use caches::{check_cache_name, drop_left_segments};
-pub use coprep_pipeline::{Dataset, Pipeline, ReadThrottle, Slowness, open_regular};
+pub use coprep_pipeline::{Dataset, Pipeline};
+pub use coprep_storage::{ReadThrottle, Slowness, open_regular};
 pub use error::{Error, ErrorKind, Result};
 /// For `overhead` in `tests/benchmarks/measure`.
 #[cfg(feature = "measure")]

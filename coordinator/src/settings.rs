@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use coprep_pipeline::Slowness;
 use coprep_protocol::message::CacheForm;
+use coprep_storage::Slowness;
 
 /// Settings of one coordinator.
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub struct Settings {
     pub device_memory: u64,
     /// Artificial slowness of the storage, to see its effect.
     pub storage: Slowness,
+    /// Time that reads wait for remote storage that does not answer, before their jobs get an error.
+    pub storage_patience: Duration,
     /// `true` if minibatches are handed over again without being prepared, to see how fast jobs are by themselves.
     pub replay: bool,
     /// `true` if the costs of samples are measured. Without it, nothing is decided by cost.
@@ -46,6 +48,7 @@ impl Default for Settings {
             staging_bytes: 256 << 20,
             device_memory: 1 << 30,
             storage: Slowness::default(),
+            storage_patience: coprep_storage::PATIENCE,
             replay: false,
             costs: true,
             attribution: true,

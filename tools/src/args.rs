@@ -126,6 +126,14 @@ pub(crate) struct ServeArgs {
     /// Use this many processors to decode and augment: leave some to training [default: all that this process may use].
     #[arg(long, visible_alias = "workers", env = "COPREP_WORKERS", value_parser = clap::value_parser!(u16).range(1..=1024), value_name = "N")]
     pub(crate) cpus: Option<u16>,
+    /// Wait this many seconds for remote storage that does not answer, before its jobs get an error.
+    #[arg(
+        long,
+        env = "COPREP_STORAGE_PATIENCE",
+        default_value_t = 600,
+        value_name = "SECONDS"
+    )]
+    pub(crate) storage_patience: u64,
     /// Read datasets at no more than this many bytes a second, to see what slower storage would do.
     #[arg(long, value_parser = size::parse, value_name = "SIZE", help_heading = "Experiments")]
     pub(crate) storage_rate: Option<u64>,

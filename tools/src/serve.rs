@@ -110,6 +110,7 @@ fn settings(args: &ServeArgs) -> Settings {
             bytes_per_s: args.storage_rate,
             latency: args.storage_latency.unwrap_or_default(),
         },
+        storage_patience: Duration::from_secs(args.storage_patience),
         replay: args.replay,
         costs: args.costs == Switch::On,
         attribution: args.attribution == Switch::On,

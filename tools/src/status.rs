@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use coprep_client::{ErrorKind, control};
 use coprep_protocol::dataset_path;
+use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::message::{
-    CacheForm, CacheStatus, CostStatus, FormStatus, GpuStatus, JobStatus, RingStatus, SampleCost,
-    Status, StreamStatus,
+    CacheForm, CacheStatus, CostStatus, FormStatus, GpuStatus, JobStatus, OutageStatus, RingStatus,
+    SampleCost, Status, StreamStatus,
 };
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::size::human;
@@ -83,9 +84,13 @@ fn drop_of_dataset(paths: &CoordinatorPaths, named: &str) -> Outcome<u64> {
     };
     let mut name = named.to_owned();
     if of(&name).is_empty() {
-        // It is no name that `status` shows, so it must be a path.
-        let folder = dataset_path::folder(Path::new(named))?;
-        name = folder.to_string_lossy().into_owned();
+        // It is no name that `status` shows, so it must be a path or a URL.
+        name = match DatasetUrl::parse(named)? {
+            Some(url) => url.to_string(),
+            None => dataset_path::folder(Path::new(named))?
+                .to_string_lossy()
+                .into_owned(),
+        };
     }
     let found = of(&name);
     if found.is_empty() {
@@ -120,16 +125,29 @@ fn describe(status: &Status) -> String {
         human(status.pss_bytes),
         human(status.cache_budget)
     );
-    let mut parts = vec![
-        wrapped(&head, 0).trim_end().to_owned(),
-        caches(&status.caches),
-    ];
+    let mut parts = vec![wrapped(&head, 0).trim_end().to_owned()];
+    parts.extend(status.outages.iter().map(outage));
+    parts.push(caches(&status.caches));
     parts.extend(status.streams.iter().map(stream));
     if status.streams.is_empty() {
         parts.push("no jobs".into());
     }
     parts.extend(status.gpus.iter().map(gpu));
     parts.join("\n\n")
+}
+
+/// Describes a remote store that does not answer.
+fn outage(outage: &OutageStatus) -> String {
+    let text = format!(
+        "{} has not answered for {}, last answer: {}, next try in {}, {} reads wait; after {} jobs get an error",
+        outage.store,
+        duration(outage.lasts_s),
+        outage.last_answer,
+        duration(outage.next_try_s),
+        outage.waiting,
+        duration(outage.patience_s),
+    );
+    wrapped(&text, 0).trim_end().to_owned()
 }
 
 /// Describes the copies to a GPU.

@@ -38,6 +38,11 @@ PHRASES = {
 """Licences that may be linked, the preferred ones first, with words by which their texts are known."""
 
 VENDORED = {
+    "ring": (
+        "BoringSSL and fiat-crypto",
+        "The crate ring holds code of both. That of BoringSSL is under Apache-2.0 or, in older files, ISC.",
+        ("LICENSE", "LICENSE-other-bits", "third_party/fiat/LICENSE"),
+    ),
     "turbojpeg-sys": (
         "libjpeg-turbo",
         "This software is based in part on the work of the Independent JPEG Group.",
@@ -135,8 +140,13 @@ def texts(crate: Crate) -> Iterator[str]:
     yield from (text for text in files if text.lstrip().upper().startswith("NOTICE"))
     for licence in crate.licences:
         if licence != OURS:
-            found = [text for text in files if PHRASES[licence].lower() in text.lower()]
+            found = [text for text in files if PHRASES[licence].lower() in _running(text)]
             yield tidied(found[0] if found else standard_text(licence, crate))
+
+
+def _running(text: str) -> str:
+    """Returns a text in one line and lower case. Licences break lines anywhere, and some stand in comments."""
+    return " ".join(word for line in text.lower().splitlines() for word in line.lstrip("/* ").split())
 
 
 def tidied(text: str) -> str:

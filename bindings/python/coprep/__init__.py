@@ -27,6 +27,7 @@ from coprep._errors import (
     CoprepError,
     SampleError,
     SkippedSampleWarning,
+    StorageError,
     TimeoutError,
     UnsharedWarning,
     WaitingWarning,
@@ -45,6 +46,7 @@ __all__ = [
     "Pipeline",
     "SampleError",
     "SkippedSampleWarning",
+    "StorageError",
     "TimeoutError",
     "UnsharedWarning",
     "WaitingWarning",
@@ -79,6 +81,13 @@ def ImageFolder(root: Path) -> Pipeline:  # noqa: N802 - the name is torchvision
 
     Classes are numbered in lexicographic order of the subfolders' names. Sample ids follow (class, path). The
     coordinator reads the folder when a loader first needs it.
+
+    Args:
+        root: the folder, or its URL in an object store: ``s3://bucket/prefix``, ``gs://``, ``az://``, or ``http(s)://``
+            of a server that can be listed by WebDAV.
+
+    Raises:
+        ValueError: the URL is not accepted.
     """
     return _coprep.image_folder(root)
 
@@ -87,7 +96,7 @@ def Files(paths: Iterable[Path], labels: Iterable[int] | None = None) -> Pipelin
     """Returns images by path. A sample's id is its position in the list.
 
     Args:
-        paths: image files.
+        paths: image files, or their URLs: ``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``.
         labels: one integer for each path; 0 for all if left out.
 
     Raises:

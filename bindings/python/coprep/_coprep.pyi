@@ -95,7 +95,7 @@ class Pipeline:
 
     @property
     def root(self) -> str | None:
-        """Absolute path of the folder, or ``None`` for a list of files."""
+        """Absolute path or URL of the folder, or ``None`` for a list of files."""
 
     @property
     def classes(self) -> list[str]:

@@ -37,6 +37,13 @@ class SampleError(CoprepError):
         return str(self.args[0])
 
 
+class StorageError(CoprepError):
+    """Remote storage does not answer, or refuses: at the opening of a dataset, or after the storage patience.
+
+    It says nothing about any sample, so it is raised with ``on_error="skip"`` too, and no sample is left out for it.
+    """
+
+
 class CannotTravel(TypeError):
     """A part of a dataset cannot be pickled, so that no other process can make its samples."""
 

@@ -176,6 +176,11 @@ impl Balance {
         }
     }
 
+    /// Lets the pool grow to `most` threads, if that is more than before.
+    pub fn allow(&mut self, most: u32) {
+        self.most = self.most.max(most);
+    }
+
     /// Returns the number of threads that should be at work.
     #[must_use]
     pub fn threads(&self) -> u32 {
@@ -424,6 +429,15 @@ mod tests {
         latency: f64,
         /// Samples per second that storage can deliver.
         bandwidth: f64,
+    }
+
+    #[test]
+    fn a_pool_may_be_allowed_more_threads_and_never_fewer() {
+        let mut balance = Balance::new(2, 10);
+        balance.allow(5);
+        assert_eq!(balance.most, 10);
+        balance.allow(20);
+        assert_eq!(balance.most, 20);
     }
 
     const STEP: f64 = 0.5;

@@ -15,6 +15,11 @@ pub enum ErrorKind {
     NotFound,
     /// A file or folder exists but cannot be read.
     Read,
+    /// An object is not the one that was listed.
+    Changed,
+    /// A store does not answer, or refuses every request. This says nothing about the sample, which must not be left
+    /// out for it.
+    Unavailable,
     /// The source does not have the form that its type promises, such as class folders or one label per path.
     InvalidSource,
     /// The operators do not form a valid pipeline.
@@ -37,6 +42,25 @@ impl ErrorKind {
     pub fn is_not_found(self) -> bool {
         self == ErrorKind::NotFound
     }
+
+    /// Returns `true` if the storage failed, and not the sample.
+    #[must_use]
+    pub fn is_unavailable(self) -> bool {
+        self == ErrorKind::Unavailable
+    }
+}
+
+impl From<coprep_storage::ErrorKind> for ErrorKind {
+    fn from(kind: coprep_storage::ErrorKind) -> Self {
+        use coprep_storage::ErrorKind as Storage;
+        match kind {
+            Storage::NotFound => ErrorKind::NotFound,
+            Storage::Changed => ErrorKind::Changed,
+            Storage::Unavailable => ErrorKind::Unavailable,
+            Storage::Invalid => ErrorKind::InvalidSource,
+            _ => ErrorKind::Read,
+        }
+    }
 }
 
 /// Returns the error of a file or folder that cannot be read.
@@ -48,9 +72,14 @@ pub(crate) fn io(context: impl Into<String>, source: std::io::Error) -> Error {
     Error::new(kind, context).because(source)
 }
 
-/// Adds the remedy for a sample whose file cannot be read.
-pub(crate) fn of_sample(error: Error) -> Error {
-    skippable(error, "restore the file")
+/// Converts an error of the storage that a sample was read from.
+pub(crate) fn of_storage(error: coprep_storage::Error) -> Error {
+    let error = Error::from_lower(error);
+    match error.kind() {
+        ErrorKind::NotFound | ErrorKind::Read => skippable(error, "restore the file"),
+        // The storage knows the remedy, and leaving the sample out is none.
+        _ => error,
+    }
 }
 
 pub(crate) fn damaged(what: impl Display) -> Error {

@@ -22,7 +22,6 @@
 mod codec;
 mod crop;
 mod error;
-mod file;
 mod header;
 mod jpeg;
 mod layout;
@@ -30,12 +29,11 @@ mod pipeline;
 mod resize;
 mod rng;
 mod source;
-mod throttle;
 
+/// Longest file that is read as a sample.
+pub use coprep_storage::MOST_BYTES;
 pub use crop::DecodedShape;
 pub use error::{Error, ErrorKind};
-pub use file::{MOST_BYTES, open as open_regular};
 pub use pipeline::{DecodedView, Picture, Pipeline, PipelineRun, Scratch};
 pub use rng::SampleKey;
 pub use source::Dataset;
-pub use throttle::{ReadThrottle, Slowness};

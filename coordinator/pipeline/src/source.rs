@@ -1,19 +1,22 @@
-//! Datasets: folders of classes, and lists of files.
+//! Datasets: folders of classes, and lists of files, local or in a remote store.
 //!
 //! A dataset is held once, in two arrays and one byte arena of relative paths. 1.3 million samples take about 60 MB in
 //! a few allocations. The order of samples is that of `torchvision.datasets.ImageFolder`: classes in lexicographic
 //! order; within a class, the folders in the order of their paths, links followed; within a folder, the files by name.
 
+mod remote;
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::spec::{FileList, Source};
+use coprep_storage::{Extent, ObjectTable, OutageReport, ReadThrottle, Stores};
 
 use crate::error::{self, Error, ErrorKind};
-use crate::file;
-use crate::throttle::ReadThrottle;
 
 /// Endings of file names that make a file of a folder a sample, in upper or lower case.
 const DECODED: [&str; 4] = [".jpg", ".jpeg", ".png", ".webp"];
@@ -24,32 +27,47 @@ const NOT_DECODED: [&str; 5] = [".bmp", ".pgm", ".ppm", ".tif", ".tiff"];
 /// Bytes that [`Dataset::fetch_head`] reads. Exif data and a colour profile may come before the size.
 const HEAD_BYTES: u64 = 256 << 10;
 
-/// An opened source: samples `0..len`, each a file with a label.
+/// An opened source: samples `0..len`, each an extent of an object, with a label.
 #[derive(Debug)]
 pub struct Dataset {
-    root: PathBuf,
     classes: Vec<String>,
     labels: Vec<i64>,
-    /// Paths relative to the root, one after another.
-    names: Vec<u8>,
-    /// End of each path within `names`.
-    ends: Vec<u64>,
+    /// The objects. Each is a sample at present, so the id of a sample is the number of its object.
+    objects: ObjectTable,
     ignored: u64,
     fingerprint: u128,
-    throttle: Option<Arc<ReadThrottle>>,
 }
 
 impl Dataset {
-    /// Lists the samples of a source. A folder is walked; a list is taken as it is.
+    /// Lists the samples of a source, with stores of its own. See [`Dataset::open_in`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Dataset::open_in`].
+    pub fn open(source: &Source) -> Result<Dataset, Error> {
+        Dataset::open_in(source, &Stores::default(), &mut |_| true)
+    }
+
+    /// Lists the samples of a source. A folder is walked or listed; a list of paths is taken as it is. Of URLs, the
+    /// folder that they share is listed for their sizes and ETags. `goes_on` is told the number of objects listed so far
+    /// from time to time, and ends the listing by `false`.
     ///
     /// # Errors
     ///
     /// If the folder is missing, has no class folders, or a class has no image of a decoded format;
-    /// if labels and paths differ in number; if there is no sample, or more than 2^32 - 1.
-    pub fn open(source: &Source) -> Result<Dataset, Error> {
+    /// if labels and paths differ in number; if there is no sample, or more than 2^32 - 1;
+    /// if a store does not answer, or refuses.
+    pub fn open_in(
+        source: &Source,
+        stores: &Stores,
+        goes_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Dataset, Error> {
         let mut dataset = match source {
-            Source::ImageFolder { root } => image_folder(Path::new(root))?,
-            Source::Files(list) => files(list)?,
+            Source::ImageFolder { root } => match url(root)? {
+                Some(url) => remote::image_folder(&url, stores, goes_on)?,
+                None => image_folder(Path::new(root))?,
+            },
+            Source::Files(list) => files(list, stores)?,
             Source::UserCode(user) => {
                 return Err(invalid(format!(
                     "{} is a dataset of a job's own code: only its jobs can open it",
@@ -64,42 +82,29 @@ impl Dataset {
                 dataset.labels.len()
             )));
         }
-        // The list is final, so the spare room of its growth is given back.
-        dataset.names.shrink_to_fit();
+        dataset.objects.shrink();
         dataset.fingerprint = dataset.hash();
         Ok(dataset)
     }
 
     fn rooted(root: &Path) -> Self {
         Dataset {
-            root: root.to_owned(),
             classes: Vec::new(),
             labels: Vec::new(),
-            names: Vec::new(),
-            ends: Vec::new(),
+            objects: ObjectTable::local(root),
             ignored: 0,
             fingerprint: 0,
-            throttle: None,
         }
     }
 
-    fn push(&mut self, parts: &[&[u8]], label: i64) {
-        parts
-            .iter()
-            .for_each(|part| self.names.extend_from_slice(part));
-        self.ends.push(self.names.len() as u64);
+    fn push_file(&mut self, parts: &[&[u8]], label: i64) {
+        self.objects.push_file(parts);
         self.labels.push(label);
     }
 
     fn hash(&self) -> u128 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
-        hash.update(self.root.as_os_str().as_bytes());
-        // A path contains no zero byte, so this delimits the root from the names.
-        hash.update(&[0]);
-        hash.update(&self.names);
-        self.ends
-            .iter()
-            .for_each(|end| hash.update(&end.to_le_bytes()));
+        self.objects.identify(&mut hash);
         self.labels
             .iter()
             .for_each(|label| hash.update(&label.to_le_bytes()));
@@ -118,6 +123,12 @@ impl Dataset {
         self.labels.is_empty()
     }
 
+    /// Returns `true` if samples are read from a remote store.
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        self.objects.is_remote()
+    }
+
     /// Returns the label of a sample: the position of its class in [`Dataset::classes`], or the number that the list
     /// gave.
     ///
@@ -129,17 +140,14 @@ impl Dataset {
         self.labels[id as usize]
     }
 
-    /// Returns the path of a sample's file.
+    /// Returns the path of a sample's file, or its URL.
     ///
     /// # Panics
     ///
     /// If `id` is not below [`Dataset::len`].
     #[must_use]
     pub fn path(&self, id: u32) -> PathBuf {
-        let id = id as usize;
-        let start = if id == 0 { 0 } else { self.ends[id - 1] };
-        let name = &self.names[start as usize..self.ends[id] as usize];
-        self.root.join(OsStr::from_bytes(name))
+        self.objects.path(id)
     }
 
     /// Returns the names of the classes, in the order of their labels. A list of files has none.
@@ -155,7 +163,8 @@ impl Dataset {
         self.ignored
     }
 
-    /// Returns the identity of the list: root, paths, order and labels, but not the contents of the files.
+    /// Returns the identity of the list: root, paths, order and labels. Of objects in a store it contains the sizes and
+    /// ETags too; the contents of local files are no part of it.
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
         self.fingerprint
@@ -163,11 +172,26 @@ impl Dataset {
 
     /// Returns the same dataset, with reads slowed by `throttle`.
     #[must_use]
-    pub fn slowed(self, throttle: Arc<ReadThrottle>) -> Dataset {
-        Dataset {
-            throttle: Some(throttle),
-            ..self
-        }
+    pub fn slowed(mut self, throttle: Arc<ReadThrottle>) -> Dataset {
+        self.objects.slow_by(throttle);
+        self
+    }
+
+    /// Returns the stores of the samples that do not answer at present.
+    pub fn outages(&self) -> impl Iterator<Item = OutageReport> {
+        self.objects.outages()
+    }
+
+    /// Returns the CPU time that the threads of remote storage spend on `bytes` bytes of a sample.
+    #[must_use]
+    pub fn io_cpu_for(&self, id: u32, bytes: u64) -> Duration {
+        self.objects.io_cpu_for(id, bytes)
+    }
+
+    /// Returns the length of a sample if the listing told it, so that nobody needs to be asked.
+    #[must_use]
+    pub fn listed_len(&self, id: u32) -> Option<u64> {
+        self.objects.listed_length(id)
     }
 
     /// Returns the length of a sample's file.
@@ -176,27 +200,17 @@ impl Dataset {
     ///
     /// If the file is missing or cannot be read.
     pub fn file_len(&self, id: u32) -> Result<u64, Error> {
-        let path = self.path(id);
-        let length = std::fs::metadata(&path).and_then(|meta| file::length(&meta));
-        length.map_err(|e| unreadable_sample(&path, e))
+        self.objects.length(id).map_err(error::of_storage)
     }
 
     /// Reads a sample's file. Afterwards `into` holds exactly its bytes.
     ///
     /// # Errors
     ///
-    /// If the file is missing, cannot be read, is no regular file, or is longer than [`crate::MOST_BYTES`].
+    /// If the file is missing, cannot be read, is no regular file, or is longer than [`coprep_storage::MOST_BYTES`].
     pub fn fetch(&self, id: u32, into: &mut Vec<u8>) -> Result<(), Error> {
-        let path = self.path(id);
-        file::read(&path, into).map_err(|e| unreadable_sample(&path, e))?;
-        self.slow_down(into.len());
-        Ok(())
-    }
-
-    fn slow_down(&self, bytes: usize) {
-        if let Some(throttle) = &self.throttle {
-            throttle.wait(bytes as u64);
-        }
+        let read = self.objects.read(Extent::whole(id), into);
+        read.map_err(error::of_storage)
     }
 
     /// Reads the start of a sample's file, enough for [`crate::Pipeline::decoded_size`].
@@ -205,8 +219,14 @@ impl Dataset {
     ///
     /// If the file is missing or cannot be read.
     pub fn fetch_head(&self, id: u32, into: &mut Vec<u8>) -> Result<(), Error> {
-        let path = self.path(id);
-        file::read_head(&path, HEAD_BYTES, into).map_err(|e| unreadable_sample(&path, e))
+        let read = self.objects.read_head(id, HEAD_BYTES, into);
+        read.map_err(error::of_storage)
+    }
+
+    /// Reads the starts of several samples' files: at once from a remote store, one after another from a local folder.
+    pub fn fetch_heads(&self, ids: &[u32]) -> Vec<Result<Vec<u8>, Error>> {
+        let heads = self.objects.read_heads(ids, HEAD_BYTES).into_iter();
+        heads.map(|head| head.map_err(error::of_storage)).collect()
     }
 
     /// Reads a sample's file into a buffer of exactly its length.
@@ -215,17 +235,8 @@ impl Dataset {
     ///
     /// If the file is missing, cannot be read, or is not `into.len()` bytes long any more.
     pub fn fetch_into(&self, id: u32, into: &mut [u8]) -> Result<(), Error> {
-        let path = self.path(id);
-        match file::read_exactly(&path, into) {
-            Ok(true) => {
-                self.slow_down(into.len());
-                Ok(())
-            }
-            Ok(false) => Err(changed(&path)),
-            // The file has become shorter than the length that was read before.
-            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Err(changed(&path)),
-            Err(e) => Err(unreadable_sample(&path, e)),
-        }
+        let read = self.objects.read_into(Extent::whole(id), into);
+        read.map_err(error::of_storage)
     }
 }
 
@@ -233,20 +244,16 @@ fn unreadable(path: &Path, error: std::io::Error) -> Error {
     error::io(format!("{} cannot be read", path.display()), error)
 }
 
-fn unreadable_sample(path: &Path, error: std::io::Error) -> Error {
-    error::of_sample(unreadable(path, error))
-}
-
-fn changed(path: &Path) -> Error {
-    let what = format!("{} changed its length while it was read", path.display());
-    Error::new(ErrorKind::Read, what).with_remedy("a dataset in use must not change")
+/// Returns the URL that a source names, or `None` for a path.
+fn url(text: &str) -> Result<Option<DatasetUrl>, Error> {
+    DatasetUrl::parse(text).map_err(|e| invalid(e.to_string()))
 }
 
 fn invalid(what: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidSource, what)
 }
 
-fn files(list: &FileList) -> Result<Dataset, Error> {
+fn files(list: &FileList, stores: &Stores) -> Result<Dataset, Error> {
     if list.paths.is_empty() {
         return Err(invalid("the list of files is empty").with_remedy("give at least one path"));
     }
@@ -256,9 +263,9 @@ fn files(list: &FileList) -> Result<Dataset, Error> {
             .with_remedy("give one label per path, or none"));
     }
     let mut dataset = Dataset::rooted(Path::new(""));
-    for (i, path) in list.paths.iter().enumerate() {
-        dataset.push(&[path.as_bytes()], list.labels.get(i).copied().unwrap_or(0));
-    }
+    let label = |i: usize| list.labels.get(i).copied().unwrap_or(0);
+    dataset.labels = (0..list.paths.len()).map(label).collect();
+    remote::push_files(&mut dataset.objects, &list.paths, stores)?;
     Ok(dataset)
 }
 
@@ -268,28 +275,41 @@ fn image_folder(root: &Path) -> Result<Dataset, Error> {
     let mut empty = Vec::new();
     for (label, class) in classes.iter().enumerate() {
         let before = dataset.labels.len();
-        add_class(&mut dataset, class, label as i64)?;
+        add_class(&mut dataset, root, class, label as i64)?;
         if dataset.labels.len() == before {
             empty.push(class.to_string_lossy());
         }
     }
-    if !empty.is_empty() {
-        return Err(invalid(format!(
-            "{}: no image in the class folder{} {}",
-            root.display(),
-            if empty.len() == 1 { "" } else { "s" },
-            some_of(&empty),
-        ))
-        .with_remedy(format!(
-            "files whose names end in {} are samples: add some or remove the folder",
-            DECODED.join(", "),
-        )));
-    }
+    refuse_empty(&root.display().to_string(), &empty)?;
     dataset.classes = classes
         .into_iter()
         .map(|c| c.to_string_lossy().into_owned())
         .collect();
     Ok(dataset)
+}
+
+/// Refuses a folder in which these classes have no image.
+fn refuse_empty(root: &str, empty: &[impl AsRef<str>]) -> Result<(), Error> {
+    if empty.is_empty() {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "{root}: no image in the class folder{} {}",
+        if empty.len() == 1 { "" } else { "s" },
+        some_of(empty),
+    ))
+    .with_remedy(format!(
+        "files whose names end in {} are samples: add some or remove the folder",
+        DECODED.join(", "),
+    )))
+}
+
+/// Returns the error of a folder without class folders.
+fn no_classes(root: impl std::fmt::Display) -> Error {
+    invalid(format!(
+        "{root} has no class folders: an image folder has one subfolder per class (root/class/image.jpg)"
+    ))
+    .with_remedy("for other layouts give a list of files")
 }
 
 fn some_of(names: &[impl AsRef<str>]) -> String {
@@ -317,26 +337,22 @@ fn class_folders(root: &Path) -> Result<Vec<OsString>, Error> {
         }
     }
     if classes.is_empty() {
-        return Err(invalid(format!(
-            "{} has no class folders: an image folder has one subfolder per class (root/class/image.jpg)",
-            root.display()
-        ))
-        .with_remedy("for other layouts give a list of files"));
+        return Err(no_classes(root.display()));
     }
     classes.sort();
     Ok(classes)
 }
 
 /// Adds the samples of a class in the order of (path of the folder, name).
-fn add_class(dataset: &mut Dataset, class: &OsStr, label: i64) -> Result<(), Error> {
-    let top = dataset.root.join(class);
+fn add_class(dataset: &mut Dataset, root: &Path, class: &OsStr, label: i64) -> Result<(), Error> {
+    let top = root.join(class);
     let mut found = Vec::new();
     for entry in walkdir::WalkDir::new(&top).follow_links(true).min_depth(1) {
         let Some(path) = file_of(entry, &top)? else {
             continue;
         };
-        match kind(&path) {
-            Kind::Sample => found.push(split(&path, &dataset.root)),
+        match kind(path.file_name().unwrap_or_default().as_bytes()) {
+            Kind::Sample => found.push(split(&path, root)),
             Kind::NotDecoded => dataset.ignored += 1,
             Kind::Other => {}
         }
@@ -344,7 +360,7 @@ fn add_class(dataset: &mut Dataset, class: &OsStr, label: i64) -> Result<(), Err
     // The walk follows the order of the file system, which differs between machines.
     found.sort();
     for (folder, name) in found {
-        dataset.push(&[&folder, b"/", &name], label);
+        dataset.push_file(&[&folder, b"/", &name], label);
     }
     Ok(())
 }
@@ -377,12 +393,8 @@ enum Kind {
     Other,
 }
 
-fn kind(path: &Path) -> Kind {
-    let name = path
-        .file_name()
-        .unwrap_or_default()
-        .as_bytes()
-        .to_ascii_lowercase();
+fn kind(name: &[u8]) -> Kind {
+    let name = name.to_ascii_lowercase();
     let is_in = |list: &[&str]| list.iter().any(|ending| name.ends_with(ending.as_bytes()));
     match () {
         () if is_in(&DECODED) => Kind::Sample,

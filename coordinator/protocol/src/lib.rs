@@ -13,6 +13,7 @@
 //! * [`uploader`]: messages between the coordinator and the processes that copy minibatches to GPUs.
 //! * [`gpu_batch`]: the places of a batch's fields in a buffer of a GPU.
 //! * [`dataset_path`]: one spelling for each path of a dataset.
+//! * [`dataset_url`]: URLs of datasets in object stores.
 //! * [`paths`]: where the socket lies, and who may own it.
 //! * [`poll_interval`]: bounds of waits that a lost wake-up could prolong.
 //! * [`polling`]: waits for descriptors that no signal cuts short.
@@ -26,6 +27,7 @@
 
 pub mod code;
 pub mod dataset_path;
+pub mod dataset_url;
 pub mod frame;
 pub mod gpu_batch;
 pub mod id_set;

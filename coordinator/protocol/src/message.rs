@@ -5,8 +5,8 @@ mod status;
 use rkyv::{Archive, Deserialize, Serialize};
 
 pub use crate::message::status::{
-    CacheStatus, CostStatus, FormStatus, GpuStatus, JobStatus, PoolStatus, RingStatus, SampleCost,
-    Stalls, Status, StreamStatus, Totals,
+    CacheStatus, CostStatus, FormStatus, GpuStatus, JobStatus, OutageStatus, PoolStatus,
+    RingStatus, SampleCost, Stalls, Status, StreamStatus, Totals,
 };
 use crate::spec::{Field, PipelineSpec, Source};
 
@@ -471,6 +471,8 @@ pub enum RefusalKind {
     Code,
     /// A step takes longer than its limit.
     Late,
+    /// Remote storage does not answer, or refuses.
+    Storage,
     /// Any other failure.
     Internal,
 }
@@ -518,7 +520,7 @@ pub struct SampleError {
     pub id: u32,
     /// Path of the sample's file.
     pub path: String,
-    /// Stage that failed: `fetch`, `decode` or `prepare`; for user code `dataset` or `transform`.
+    /// Stage that failed: `fetch`, `decode` or `prepare`; for user code `dataset` or `transform`; [`STORAGE_STAGE`].
     pub stage: String,
     /// Reason of the failure, with the remedy.
     pub message: String,
@@ -527,6 +529,10 @@ pub struct SampleError {
     /// The exception of user code, as its worker packed it. Empty for native pipelines.
     pub exception: Vec<u8>,
 }
+
+/// Stage of a failure of storage. It says nothing about the sample, so it is an error for every job, also for jobs that
+/// skip samples.
+pub const STORAGE_STAGE: &str = "storage";
 
 /// Samples that are left out of a job's epochs because they could not be prepared. See [`Attach::skip_errors`].
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ pub enum Source {
     /// A folder with one subfolder per class, as in `torchvision.datasets.ImageFolder`: classes in
     /// lexicographic order, samples in the order of (class, path).
     ImageFolder {
-        /// Absolute path of the root folder.
+        /// Absolute path of the root folder, or its URL: see [`crate::dataset_url`].
         root: String,
     },
     /// An explicit list of image files with integer labels.
@@ -58,7 +58,7 @@ pub struct IdentityPart {
 /// Image files by path, with one label each.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
 pub struct FileList {
-    /// Absolute paths. The position of a path is the sample id.
+    /// Absolute paths, or URLs. The position of a path is the sample id.
     pub paths: Vec<String>,
     /// One label per path, or empty (then every label is 0).
     pub labels: Vec<i64>,

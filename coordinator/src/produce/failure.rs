@@ -1,6 +1,6 @@
 //! The failure of one sample.
 
-use coprep_protocol::message::SampleError;
+use coprep_protocol::message::{STORAGE_STAGE, SampleError};
 
 /// The stage in which a preparation failed, and the reason.
 #[derive(Clone, Debug)]
@@ -11,6 +11,8 @@ pub(crate) struct Failure {
     pub(crate) worker: String,
     /// For user code: the exception, packed for the job. Empty otherwise.
     pub(crate) exception: Vec<u8>,
+    /// `true` if the storage failed and not the sample, which must then not be left out.
+    pub(crate) is_unavailable: bool,
 }
 
 impl Failure {
@@ -20,6 +22,7 @@ impl Failure {
             message,
             worker: String::new(),
             exception: Vec::new(),
+            is_unavailable: false,
         }
     }
 
@@ -44,7 +47,16 @@ impl Failure {
     }
 
     pub(super) fn fetch(error: coprep_pipeline::Error) -> Self {
-        Failure::new("fetch", error.to_string())
+        let is_unavailable = error.kind().is_unavailable();
+        let stage = if is_unavailable {
+            STORAGE_STAGE
+        } else {
+            "fetch"
+        };
+        Failure {
+            is_unavailable,
+            ..Failure::new(stage, error.to_string())
+        }
     }
 
     pub(super) fn decode(error: coprep_pipeline::Error) -> Self {

@@ -119,7 +119,14 @@ impl Recipe {
             Some(cost) => (cost, FetchedAt::InCache),
             None => (self.fetch_file(id, &mut file)?, FetchedAt::InMemory),
         };
-        let (cpu, at_work) = before.spent(cost.times.fetch_seconds());
+        let wall = cost.times.fetch_seconds();
+        let (cpu, at_work) = before.spent(wall);
+        // Threads of remote storage work for the fetch while this one waits.
+        let elsewhere = self
+            .dataset
+            .io_cpu_for(id, cost.fetched_bytes)
+            .as_secs_f32();
+        let (cpu, at_work) = (cpu + elsewhere, (at_work + elsewhere).min(wall));
         let mut expected = self.expected(id);
         if expected.is_none() && is_looking && fetched_at == FetchedAt::InMemory {
             // A broken file is reported when it is decoded.
@@ -144,7 +151,9 @@ impl Recipe {
 
     /// Reads the file into the cache. Returns `None` if it is not to be cached as it is, or there is no room.
     fn fetch_into_cache(&self, id: u32) -> Result<Option<PreparationCost>, Failure> {
-        let encoded = |cache: &&Arc<DatasetCache>| cache.form == CacheForm::Encoded;
+        let encoded = |cache: &&Arc<DatasetCache>| {
+            cache.form == CacheForm::Encoded && !self.is_of_unknown_length(id)
+        };
         let Some(cache) = self.cache.as_ref().filter(encoded) else {
             return Ok(None);
         };
@@ -261,6 +270,12 @@ impl Recipe {
                 self.prepare_in_best_form(cache, key, fetched, scratch, slot)
             }
             CacheForm::Auto => self.prepare_from_storage(key, fetched, scratch, slot),
+            CacheForm::Encoded if self.is_of_unknown_length(key.id) => {
+                let fetched = self.fetch(key.id, fetched)?;
+                cache.keep(key.id, Meta::of(Form::Encoded), &fetched.file);
+                let prepared = self.prepare_fetched(&fetched, key, scratch, slot)?;
+                Ok(fetched.cost.plus(prepared))
+            }
             CacheForm::Encoded => {
                 self.count_from_here();
                 let admitted = self.admit_encoded(cache, key.id)?;
@@ -452,6 +467,11 @@ impl Recipe {
         scratch: &mut Scratch,
     ) -> Prepared {
         match cache.form {
+            CacheForm::Encoded if self.is_of_unknown_length(id) => {
+                let fetched = self.fetch(id, fetched)?;
+                cache.keep(id, Meta::of(Form::Encoded), &fetched.file);
+                Ok(fetched.cost)
+            }
             CacheForm::Encoded => {
                 self.count_from_here();
                 self.admit_encoded(cache, id)
@@ -515,6 +535,12 @@ impl Recipe {
             .map_err(Failure::decode)?;
         let cost = decode_time(start.elapsed()).into();
         Ok((cost, (decoded_as(shape), pixels)))
+    }
+
+    /// Returns `true` if only a request tells how long the sample is. It is then read into memory and copied, since its
+    /// room in the cache cannot be reserved before it is read.
+    fn is_of_unknown_length(&self, id: u32) -> bool {
+        self.dataset.is_remote() && self.dataset.listed_len(id).is_none()
     }
 
     /// Reads the file straight into the cache. If there is no room, nothing is read and the cost is zero.

@@ -60,7 +60,7 @@ impl Registry {
         self: &Arc<Self>,
         needed: NeededCache,
         party: &dyn FlightParty,
-        sizes: impl Fn() -> SampleBytes + Clone + Send + 'static,
+        sizes: impl Fn() -> Result<SampleBytes> + Clone + Send + 'static,
     ) -> Result<Pin> {
         loop {
             party.still_waits("its cache is being reserved", Instant::now())?;
@@ -76,7 +76,7 @@ impl Registry {
     fn cache_or_flight(
         self: &Arc<Self>,
         needed: &NeededCache,
-        sizes: &(impl Fn() -> SampleBytes + Clone + Send + 'static),
+        sizes: &(impl Fn() -> Result<SampleBytes> + Clone + Send + 'static),
     ) -> std::result::Result<Pin, Waiter<Arc<DatasetCache>>> {
         let mut open = self.open();
         if let Some(cache) = open.caches.iter().find(|c| c.key == needed.key) {
@@ -90,7 +90,7 @@ impl Registry {
         drop(open);
         let (needed, sizes) = (needed.clone(), sizes.clone());
         let open_it = move |registry: &Arc<Registry>, _: &Arc<Flight<Arc<DatasetCache>>>| {
-            Ok(Some((registry.open_cache(&needed, sizes())?, None)))
+            Ok(Some((registry.open_cache(&needed, sizes()?)?, None)))
         };
         self.fly(flight, open_it, Registry::land_cache);
         Err(waiter)

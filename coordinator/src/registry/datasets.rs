@@ -1,11 +1,13 @@
-//! Opening datasets: a folder is listed once for all jobs that ask for it meanwhile.
+//! Opening datasets: a folder or a store is listed once for all jobs that ask for it meanwhile.
 
 use std::sync::Arc;
 
 use coprep_pipeline::Dataset;
+use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::spec::Source;
 
 use super::flights::{Flight, FlightOutcome, FlightParty, Waiter};
+use super::identity::source_name;
 use super::{Registry, wait_for};
 use crate::Result;
 use crate::error::from_lower;
@@ -17,34 +19,47 @@ impl Registry {
         source: &Source,
         party: &dyn FlightParty,
     ) -> Result<Arc<Dataset>> {
-        let Source::ImageFolder { root } = source else {
-            // A list of files needs no listing, so no flight.
-            let listed = Dataset::open(source).map_err(from_lower)?;
-            return Ok(Arc::new(listed.slowed(self.throttle.clone())));
-        };
+        // A list of local files needs no listing, so no flight.
+        if !needs_listing(source) {
+            return self.open_dataset(source, &mut |_| true);
+        }
         loop {
-            let waiter = self.list_folder(root);
+            let waiter = self.list(source);
             if let Some(dataset) = wait_for(waiter, party)? {
                 return Ok(dataset);
             }
         }
     }
 
-    fn list_folder(self: &Arc<Self>, root: &str) -> Waiter<Arc<Dataset>> {
+    /// Opens a dataset. `goes_on` is told the number of objects that were listed so far.
+    fn open_dataset(
+        &self,
+        source: &Source,
+        goes_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Arc<Dataset>> {
+        let listed = Dataset::open_in(source, &self.stores, goes_on).map_err(from_lower)?;
+        if listed.is_remote() {
+            self.workers.expect_remote();
+        }
+        Ok(Arc::new(listed.slowed(self.throttle.clone())))
+    }
+
+    fn list(self: &Arc<Self>, source: &Source) -> Waiter<Arc<Dataset>> {
+        let key = source.fingerprint();
         let mut open = self.open();
-        if let Some(waiter) = open.listing.join(&root.to_owned()) {
+        if let Some(waiter) = open.listing.join(&key) {
             return waiter;
         }
-        let step = format!("the files of the folder {root} are being listed");
-        let (flight, waiter) = open.listing.begin(root.to_owned(), step);
+        let step = listing_step(source, 0);
+        let (flight, waiter) = open.listing.begin(key, step);
         drop(open);
-        let root = root.to_owned();
-        let list = move |registry: &Arc<Registry>, _: &Arc<Flight<Arc<Dataset>>>| {
-            let dataset = Dataset::open(&Source::ImageFolder { root }).map_err(from_lower)?;
-            Ok(Some((
-                Arc::new(dataset.slowed(registry.throttle.clone())),
-                None,
-            )))
+        let source = source.clone();
+        let list = move |registry: &Arc<Registry>, flight: &Arc<Flight<Arc<Dataset>>>| {
+            let mut goes_on = |listed: u64| {
+                flight.step(listing_step(&source, listed));
+                flight.is_awaited()
+            };
+            Ok(Some((registry.open_dataset(&source, &mut goes_on)?, None)))
         };
         self.fly(flight, list, Registry::land_dataset);
         waiter
@@ -57,5 +72,30 @@ impl Registry {
     ) {
         self.open().listing.remove(flight);
         flight.land(outcome, |_| {});
+    }
+}
+
+/// Returns `true` if a folder or a store is asked for the samples, which may take long.
+fn needs_listing(source: &Source) -> bool {
+    // An invalid URL is reported when the dataset is opened.
+    let is_url = |path: &String| !matches!(DatasetUrl::parse(path), Ok(None));
+    match source {
+        Source::ImageFolder { .. } => true,
+        Source::Files(list) => list.paths.iter().any(is_url),
+        Source::UserCode(_) => false,
+    }
+}
+
+/// Describes the step of listing a source, after `listed` objects.
+fn listing_step(source: &Source, listed: u64) -> String {
+    let so_far = match listed {
+        0 => String::new(),
+        listed => format!(" ({listed} so far)"),
+    };
+    match source {
+        Source::ImageFolder { root } => {
+            format!("the files of the folder {root} are being listed{so_far}")
+        }
+        _ => format!("{} are being looked up{so_far}", source_name(source)),
     }
 }

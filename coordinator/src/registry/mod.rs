@@ -26,12 +26,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use coprep_pipeline::{Dataset, Pipeline, ReadThrottle};
+use coprep_pipeline::{Dataset, Pipeline};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
 use coprep_protocol::spec::{PipelineSpec, Source};
 use coprep_shared_memory::allocator;
 use coprep_shared_memory::lock::{lock, unpoisoned};
 use coprep_shared_memory::staging::StagingPool;
+use coprep_storage::{ReadThrottle, Stores};
 
 use crate::caches::{CacheKey, DatasetCache, Pin, check_form};
 use crate::device::Uploaders;
@@ -63,6 +64,8 @@ pub(crate) struct Registry {
     pub(crate) workers: Arc<ThreadPool>,
     /// Throttle that all datasets are read through.
     pub(crate) throttle: Arc<ReadThrottle>,
+    /// The remote stores that datasets are read from.
+    pub(crate) stores: Stores,
     pub(crate) started: Instant,
     open: Mutex<Open>,
     /// Signals that a stream has left the table.
@@ -92,8 +95,8 @@ struct Open {
     meetings: Meetings,
     opening_streams: Flights<StreamKey, Arc<Stream>>,
     opening_caches: Flights<CacheKey, Arc<DatasetCache>>,
-    /// Listings of folders, by folder.
-    listing: Flights<String, Arc<Dataset>>,
+    /// Listings of folders and stores, by the fingerprint of their source.
+    listing: Flights<u128, Arc<Dataset>>,
     /// Bytes of caches that are being opened or freed. They count towards the budget.
     reserved: Vec<(CacheKey, u64)>,
 }
@@ -111,6 +114,7 @@ impl Registry {
         Ok(Registry {
             costs: AllCosts::new(settings.costs),
             throttle: Arc::new(ReadThrottle::new(settings.storage)),
+            stores: Stores::new(settings.storage_patience),
             settings,
             workers,
             started: Instant::now(),
@@ -461,13 +465,12 @@ impl Registry {
     /// Returns the status of all streams, each with its `slow` most expensive samples.
     pub(crate) fn stream_status(&self, slow: u32) -> Vec<StreamStatus> {
         let streams = self.streams();
-        let status = |s: &Arc<Stream>| StreamStatus {
-            differs: streams
-                .iter()
-                .filter_map(|other| differs(s, other))
-                .collect(),
-            notes: self.notes(s),
-            ..s.status(slow)
+        let status = |s: &Arc<Stream>| {
+            let mut status = s.status(slow);
+            let others = streams.iter();
+            status.differs = others.filter_map(|other| differs(s, other)).collect();
+            status.notes.extend(self.notes(s));
+            status
         };
         streams.iter().map(status).collect()
     }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use coprep_protocol::message::{GpuStatus, Status};
+use coprep_protocol::message::{GpuStatus, OutageStatus, Status};
+use coprep_storage::OutageReport;
 
 use crate::registry::Registry;
 
@@ -42,8 +43,22 @@ fn snapshot(registry: &Arc<Registry>, slow: u32) -> Status {
         cache_budget: registry.settings.cache_budget,
         caches: caches.iter().map(|c| c.status(registry.users(c))).collect(),
         streams: registry.stream_status(slow),
+        outages: outages(registry),
         gpus: gpus(registry),
     }
+}
+
+fn outages(registry: &Registry) -> Vec<OutageStatus> {
+    let patience = registry.stores.patience();
+    let status = |outage: OutageReport| OutageStatus {
+        store: outage.store,
+        lasts_s: outage.lasts.as_secs_f64(),
+        last_answer: outage.last_answer,
+        next_try_s: outage.next_try.as_secs_f64(),
+        waiting: outage.waiting,
+        patience_s: patience.as_secs_f64(),
+    };
+    registry.stores.outages().into_iter().map(status).collect()
 }
 
 /// Returns the copies to each GPU, for all streams together.

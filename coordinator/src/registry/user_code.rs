@@ -344,8 +344,9 @@ impl Registry {
         };
         // If samples have no fixed size, the job may know more about them than an inspection of a few shows.
         let at_least = request.cache.bytes.filter(|_| shape.is_uneven());
-        let sizes =
-            move || SampleBytes::by_sample(sample_bytes, samples).at_least(at_least.unwrap_or(0));
+        let sizes = move || {
+            Ok(SampleBytes::by_sample(sample_bytes, samples).at_least(at_least.unwrap_or(0)))
+        };
         self.find_or_open_cache(needed, &**party, sizes).map(Some)
     }
 

@@ -12,15 +12,15 @@ use coprep_protocol::message::{CacheForm, Reply, Warm, WarmProgress};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use fail::fail_point;
 
-use crate::Result;
 use crate::caches::DatasetCache;
-use crate::error::invalid;
+use crate::error::{ErrorKind, invalid};
 use crate::produce::deadline_queue::Deadline;
 use crate::produce::failure::Failure;
 use crate::produce::native::{Fetched, Recipe};
 use crate::produce::threads::{PoolWork, Ready, SourceFile};
 use crate::registry::{Registry, WaitingClient};
 use crate::stream::{Client, Stream};
+use crate::{Error, Result};
 use coprep_pipeline::Scratch;
 
 /// Interval of the progress reports to the client.
@@ -117,6 +117,7 @@ pub(crate) fn warm(
         cache: &cache,
         done,
         progress: WarmProgress::default(),
+        unavailable: None,
     };
     run.progress.total = u64::from(recipe.dataset.len());
     run.all(&results, client)?;
@@ -162,6 +163,8 @@ struct WarmRun<'a> {
     cache: &'a DatasetCache,
     done: Sender<Admitted>,
     progress: WarmProgress,
+    /// The error of storage that does not answer.
+    unavailable: Option<String>,
 }
 
 impl WarmRun<'_> {
@@ -172,6 +175,11 @@ impl WarmRun<'_> {
             while under_way < window && next < self.recipe.dataset.len() && !self.is_full() {
                 self.submit(next);
                 (next, under_way) = (next + 1, under_way + 1);
+            }
+            // Further samples would wait as long, and fail as well.
+            if let Some(failure) = self.unavailable.take() {
+                let kind = ErrorKind::Pipeline(coprep_pipeline::ErrorKind::Unavailable);
+                return Err(Error::new(kind, failure));
             }
             if under_way == 0 {
                 return Ok(());
@@ -216,6 +224,9 @@ impl WarmRun<'_> {
                 // The sample was tried and is absent. Without a choice of forms, the reason can only be a lack of room.
                 let is_absent = !self.cache.store.has(admitted.id);
                 self.progress.full |= is_absent && self.cache.forms.is_none();
+            }
+            Err(failure) if failure.is_unavailable => {
+                self.unavailable.get_or_insert(failure.message);
             }
             Err(failure) => {
                 self.progress.failed += 1;

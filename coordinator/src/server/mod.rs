@@ -138,6 +138,8 @@ impl Server {
             .streams()
             .iter()
             .for_each(|stream| stream.retire());
+        // Threads that wait for storage would otherwise be waited for.
+        self.registry.stores.stop();
         self.connections.hang_up();
         self.connections.wait_until_gone(GRACE);
         reason

@@ -7,12 +7,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_pipeline::{Pipeline, Slowness};
+use coprep_pipeline::Pipeline;
 use coprep_protocol::frame;
 use coprep_protocol::message::{
     Attach, Awaited, Departure, GpuUse, Reply, Request, UserCode, Warm,
 };
 use coprep_protocol::spec::PipelineSpec;
+use coprep_storage::Slowness;
 use fail::fail_point;
 
 use crate::Result;

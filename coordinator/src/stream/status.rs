@@ -35,6 +35,9 @@ impl Stream {
         let Producer::Native(recipe) = &self.config.producer else {
             return None;
         };
+        if let Some(outage) = recipe.dataset.outages().next() {
+            return Some(outage.to_string());
+        }
         let source = recipe.dataset.fingerprint();
         let (sample, since) = self.workers.longest_read(source)?;
         let time = since.elapsed();
@@ -45,6 +48,14 @@ impl Stream {
                 time.as_secs_f64()
             )
         })
+    }
+
+    /// Describes the remote stores of the dataset that do not answer.
+    fn outage_notes(&self) -> Vec<String> {
+        match &self.config.producer {
+            Producer::Native(recipe) => recipe.dataset.outages().map(|o| o.to_string()).collect(),
+            Producer::ProcessPool { .. } | Producer::Jobs { .. } => Vec::new(),
+        }
     }
 
     /// Returns whom a consumer waits for, if it waits for somebody else and not for its samples.
@@ -72,7 +83,7 @@ impl Stream {
                 .map_or(Vec::new(), |c| c.pids()),
             busy_workers: self.config.producer.process_pool().map_or(0, |c| c.busy()),
             differs: Vec::new(),
-            notes: Vec::new(),
+            notes: self.outage_notes(),
             slots: layout.slots,
             buffers: layout.buffers,
             buffers_free: self.pool.free(),

@@ -36,7 +36,7 @@ CONSTANTS = {
         (r"used more than (\S+) processors, the measurement", "measurement/src/quiet.rs", "NEGLIGIBLE_CPUS"),
     ],
     "how-to/troubleshoot.md": [
-        (r"has more than (\d+) bytes", "pipeline/src/file.rs", "MOST_BYTES"),
+        (r"has more than (\d+) bytes", "storage/src/file.rs", "MOST_BYTES"),
         (r"until it is gone, for (\d+ minutes) at most", "processes/worker/ending.rs", "LONGEST_END"),
     ],
     "how-to/slow-samples.md": [(r"longer than timeout \((\d+ s)\)", "coprep/_loader.py", "_TIMEOUT")],

@@ -83,7 +83,11 @@ struct Measurement {
 pub fn bench(options: &BenchOptions, progress: &mut dyn Progress) -> Result<BenchReport> {
     let plan = plan(options)?;
     let dataset = plan.dataset()?;
-    let found = torch::find(options.python.as_deref())?;
+    let found = if dataset.is_remote() {
+        Err("PyTorch's DataLoader is left out, because it reads no URLs.".to_owned())
+    } else {
+        torch::find(options.python.as_deref())?
+    };
     let wanted = measurements(options.jobs, found.is_ok());
     let times = wanted.iter().map(|m| m.seconds(options.seconds));
     progress.plan([1.0].into_iter().chain(times).collect());

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::spec::{
     DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, Interpolation, Op, PipelineSpec, ResizeTo,
     Source,
@@ -36,18 +37,16 @@ enum InterpolationName {
 }
 
 impl ImageOperators {
-    /// Builds the pipeline of a folder that has one subfolder per class.
+    /// Builds the pipeline of a folder that has one subfolder per class, or of the URL of such a folder.
     ///
     /// # Errors
-    /// If the folder does not exist, or if its absolute path is not UTF-8.
+    /// If the folder does not exist, if its absolute path is not UTF-8, or if its URL is not accepted.
     pub fn pipeline(&self, folder: &Path) -> Result<PipelineSpec> {
-        let folder = folder
-            .canonicalize()
-            .map_err(|e| format!("{}: {e}", folder.display()))?;
-        let root = folder
-            .into_os_string()
-            .into_string()
-            .map_err(|f| format!("{f:?} is not UTF-8"))?;
+        let url = folder.to_str().map(DatasetUrl::parse).transpose()?;
+        let root = match url.flatten() {
+            Some(url) => url.to_string(),
+            None => resolved(folder)?,
+        };
         Ok(PipelineSpec {
             source: Source::ImageFolder { root },
             ops: self.operators(),
@@ -77,6 +76,15 @@ impl ImageOperators {
         });
         ops
     }
+}
+
+/// Returns the absolute path of a folder, without links.
+fn resolved(folder: &Path) -> Result<String> {
+    let folder = folder
+        .canonicalize()
+        .map_err(|e| format!("{}: {e}", folder.display()))?;
+    let root = folder.into_os_string().into_string();
+    root.map_err(|f| format!("{f:?} is not UTF-8").into())
 }
 
 #[cfg(test)]

@@ -84,6 +84,8 @@ impl SampleSource {
 const FEWEST_BATCHES: u32 = 8;
 /// Most samples of a measurement.
 const MOST_SAMPLES: u32 = 20_000;
+/// Samples whose headers are read at once, if they lie in a remote store.
+const HEADS_AT_A_TIME: usize = 64;
 /// Samples of the first measurement, which tells how many are enough.
 const FIRST_SAMPLES: u32 = 256;
 
@@ -249,20 +251,21 @@ pub fn read_all(dataset: &Dataset, ids: &[u32], progress: &mut dyn Progress) -> 
 /// If a file cannot be read.
 pub fn estimate_sizes(dataset: &Dataset, ids: &[u32], spec: &PipelineSpec) -> Result<SizeEstimate> {
     let pipeline = coprep_coordinator::Pipeline::compile(&spec.ops)?;
-    let (mut head, mut images) = (Vec::new(), 0.0);
+    let mut images = 0.0;
     let mut sum = SizeEstimate {
         encoded: 0.0,
         decoded: 0.0,
         pixels: 0.0,
     };
-    for &id in ids {
-        sum.encoded += dataset.file_len(id)? as f64;
-        dataset.fetch_head(id, &mut head)?;
-        // A file that is no image has bytes, but no pixels.
-        if let Ok(picture) = pipeline.inspect(&head) {
-            images += 1.0;
-            sum.decoded += picture.decoded.bytes() as f64;
-            sum.pixels += picture.pixels as f64;
+    for ids in ids.chunks(HEADS_AT_A_TIME) {
+        for (&id, head) in ids.iter().zip(dataset.fetch_heads(ids)) {
+            sum.encoded += dataset.file_len(id)? as f64;
+            // A file that is no image has bytes, but no pixels.
+            if let Ok(picture) = pipeline.inspect(&head?) {
+                images += 1.0;
+                sum.decoded += picture.decoded.bytes() as f64;
+                sum.pixels += picture.pixels as f64;
+            }
         }
     }
     let (all, few) = (f64::from(dataset.len()), ids.len() as f64);

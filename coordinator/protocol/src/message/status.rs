@@ -23,8 +23,27 @@ pub struct Status {
     pub caches: Vec<CacheStatus>,
     /// State of each stream.
     pub streams: Vec<StreamStatus>,
+    /// Remote stores that do not answer at present.
+    pub outages: Vec<OutageStatus>,
     /// Copies to each GPU that jobs use.
     pub gpus: Vec<GpuStatus>,
+}
+
+/// A remote store that does not answer, or refuses every request. Jobs that read from it wait.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+pub struct OutageStatus {
+    /// Name of the store, such as `s3://bucket`.
+    pub store: String,
+    /// Seconds since the first request that failed.
+    pub lasts_s: f64,
+    /// The last answer, or the reason why there was none.
+    pub last_answer: String,
+    /// Seconds until the next try.
+    pub next_try_s: f64,
+    /// Reads that wait.
+    pub waiting: u32,
+    /// Seconds after which the jobs get an error.
+    pub patience_s: f64,
 }
 
 /// Copies of minibatches to a GPU, for the jobs of the streams that are open.

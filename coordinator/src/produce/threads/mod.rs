@@ -109,8 +109,10 @@ fn is_reading(marks: &[ReadMark]) -> impl Fn(usize) -> bool {
     move |thread| marks.get(thread).is_some_and(ReadMark::is_reading)
 }
 
-/// Largest number of threads beyond one per processor, which wait for storage.
+/// Largest number of threads beyond one per processor, which wait for storage: local storage, and remote storage, whose
+/// answers take 10 to 100 times as long.
 const MOST_WAITING: u32 = 128;
+const MOST_WAITING_REMOTE: u32 = 512;
 /// Seconds between two rebalancings: at least `OFTEN`, and at most `SELDOM` if fewer than [`ENOUGH`] samples were
 /// fetched.
 const OFTEN: f64 = 0.5;
@@ -167,6 +169,12 @@ impl ThreadPool {
             self.pool.wake(state);
         }
         Ok(())
+    }
+
+    /// Lets as many threads fetch as remote storage needs.
+    pub(crate) fn expect_remote(&self) {
+        let mut state = self.pool.state();
+        state.balance.allow(usable(self.cap) + MOST_WAITING_REMOTE);
     }
 
     /// Returns the number of threads that may fetch or prepare at a time.

@@ -37,6 +37,10 @@ pub(super) enum CompletedTask<W> {
 /// costs a thread that sleeps, which takes some KiB.
 const MOST_APART: u32 = 256;
 
+/// Most bytes of samples that are fetched, or being fetched, and not prepared. Remote storage needs many reads at a time,
+/// and memory must not follow from the size of samples.
+const MOST_HELD: f64 = (512 << 20) as f64;
+
 /// A task that waits for a thread.
 struct QueuedTask<W> {
     work: W,
@@ -44,6 +48,8 @@ struct QueuedTask<W> {
     file: Option<SourceFile>,
     /// `true` if the task is going to read its file.
     reads: bool,
+    /// Bytes that were fetched for it.
+    bytes: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -95,6 +101,8 @@ pub(super) struct StageQueues<W> {
     preparing: u32,
     /// Number of reads that are set apart.
     apart: u32,
+    /// Bytes of the samples that are fetched and not prepared.
+    held: u64,
     cpus: u32,
     threads: u32,
     /// Number of threads that exist.
@@ -121,6 +129,7 @@ impl<W> StageQueues<W> {
             fetching: 0,
             preparing: 0,
             apart: 0,
+            held: 0,
             cpus,
             threads: cpus,
             started: cpus,
@@ -171,6 +180,7 @@ impl<W> StageQueues<W> {
             stage,
             file,
             reads: is_to_fetch,
+            bytes: 0,
         };
         self.enqueue(due, task);
     }
@@ -203,7 +213,9 @@ impl<W> StageQueues<W> {
                     stage: Stage::Prepare,
                     file: step.file,
                     reads: ready.is_unread,
+                    bytes: ready.bytes,
                 };
+                self.held += ready.bytes;
                 self.enqueue(ready.due, task);
             }
             CompletedTask::Prepared(scratch) => {
@@ -360,8 +372,13 @@ impl<W> StageQueues<W> {
         is_apart: bool,
     ) -> ThreadTask<W> {
         let QueuedTask {
-            work, stage, file, ..
+            work,
+            stage,
+            file,
+            bytes,
+            ..
         } = task;
+        self.held -= bytes;
         self.count(stage, is_apart);
         if thread >= self.under_way.len() {
             self.under_way.resize_with(thread + 1, || None);
@@ -401,7 +418,17 @@ impl<W> StageQueues<W> {
 
     fn may_fetch(&self) -> bool {
         // If enough fetched samples wait, only a sample that is due before all of them is worth a thread.
-        !self.is_full() && !self.to_fetch.is_empty() && (self.has_room() || self.is_earlier())
+        !self.is_full()
+            && !self.to_fetch.is_empty()
+            && (self.has_room() || self.is_earlier())
+            && self.has_memory()
+    }
+
+    /// Returns `true` if one more read keeps the bytes within their bound, or processors would have nothing to do.
+    fn has_memory(&self) -> bool {
+        let each = self.sums.fetched_bytes as f64 / self.sums.fetched.max(1) as f64;
+        let reads = f64::from(self.fetching + 1);
+        self.fetching + self.preparing < self.cpus || self.held as f64 + reads * each <= MOST_HELD
     }
 
     /// Returns `true` if few enough fetched samples wait to be prepared.
@@ -531,6 +558,24 @@ mod tests {
         assert_eq!(begun(&mut stages), "", "three wait already");
         prepared(&mut stages);
         assert_eq!(begun(&mut stages), "pb fb ");
+    }
+
+    #[test]
+    fn large_samples_are_fetched_fewer_at_a_time() {
+        let mut stages = pool(1, 8, "abcdefgh", "");
+        assert_eq!(begun(&mut stages), "fa fb fc fd fe ff fg fh ");
+        let large = || Ready {
+            bytes: MOST_HELD as u64 / 4,
+            ..Ready::default()
+        };
+        for name in "ijkl".chars() {
+            stages.submit(Instant::now(), Deadline::at(50.0), true, None, name);
+        }
+        for thread in 0..4 {
+            fetched_by(&mut stages, Instant::now(), thread, large());
+        }
+        // One is prepared, three wait, four are being read: that is more than the bound already.
+        assert_eq!(begun(&mut stages), "p. ");
     }
 
     #[test]

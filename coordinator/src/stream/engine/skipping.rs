@@ -17,7 +17,7 @@ use crate::produce::failure::Failure;
 use crate::stream::Drawn;
 use crate::stream::batch::PendingBatch;
 use crate::stream::consumer::FailureNotice;
-use crate::stream::engine::Engine;
+use crate::stream::engine::{AttachedJob, Engine};
 
 /// Number of failures whose text is kept for jobs that attach later.
 const KEPT_FAILURES: usize = 256;
@@ -100,6 +100,10 @@ impl Engine {
         failure: Failure,
     ) -> Option<Drawn> {
         fail_point!("sample-failed-locked");
+        if failure.is_unavailable {
+            self.storage_failed(batch, slot, draw, path, failure);
+            return None;
+        }
         let is_first = self.failed.insert(draw.id);
         if is_first {
             // Without a parent span, because the thread may be serving another job.
@@ -127,6 +131,29 @@ impl Engine {
         }
         let other = self.scheduler.replace(&batch.targets(), draw.number);
         other.map(|other| self.numbers.sample(other))
+    }
+
+    /// Tells the jobs of a minibatch that the storage of one of its samples has failed. Nothing is known about the sample,
+    /// so jobs that skip bad samples get the error too, and the sample stays in later epochs.
+    fn storage_failed(
+        &mut self,
+        batch: &Arc<PendingBatch>,
+        slot: u32,
+        draw: Drawn,
+        path: String,
+        failure: Failure,
+    ) {
+        tracing::error!(
+            parent: None,
+            stream = self.stream,
+            sample = draw.id,
+            path,
+            error = failure.message,
+            "storage has failed"
+        );
+        let tag = self.new_tag();
+        let error = self.bounded(failure.of_sample(tag, draw.id, path));
+        self.tell_error_unless(batch, slot, draw.number, &error, |_| false);
     }
 
     /// Returns a tag that no notice has had.
@@ -162,11 +189,24 @@ impl Engine {
         number: u32,
         error: &Arc<SampleError>,
     ) {
+        self.tell_error_unless(batch, slot, number, error, |job| job.skip_errors);
+    }
+
+    /// Tells the jobs of a minibatch that one of its samples failed. A job for which `skips` is true gets its number,
+    /// other jobs an error.
+    fn tell_error_unless(
+        &mut self,
+        batch: &Arc<PendingBatch>,
+        slot: u32,
+        number: u32,
+        error: &Arc<SampleError>,
+        skips: impl Fn(&AttachedJob) -> bool,
+    ) {
         for target in batch.targets() {
             let Some(job) = self.jobs.get_mut(&target.job.0) else {
                 continue;
             };
-            let skips = job.skip_errors;
+            let skips = skips(job);
             let failed = || {
                 if skips {
                     FailureNotice::LeftOut { number }

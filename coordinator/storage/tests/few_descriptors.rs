@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::time::Duration;
 
-use coprep_pipeline::open_regular;
+use coprep_storage::open_regular;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 #[test]

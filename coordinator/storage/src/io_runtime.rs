@@ -1,0 +1,111 @@
+//! The threads that do the I/O of all remote stores of a process.
+//!
+//! Threads that fetch block on a future, as they block on a local file. The sockets, TLS and HTTP of all of them are
+//! served by one or two I/O threads. Their CPU time is counted, because a fetching thread would otherwise seem to wait
+//! for storage while an I/O thread works for it.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use nix::time::{ClockId, clock_gettime};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+
+use crate::error::{Error, ErrorKind};
+
+/// Number of processors from which a second I/O thread is started. One I/O thread serves several thousand requests a
+/// second, which is more than four processors decode.
+const TWO_THREADS_FROM: usize = 8;
+
+thread_local! {
+    /// CPU time of this thread when it was last added to the sum.
+    static COUNTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// The I/O threads; see the module.
+#[derive(Debug)]
+pub(crate) struct IoRuntime {
+    runtime: Runtime,
+    /// CPU time of the I/O threads, in nanoseconds.
+    cpu_ns: Arc<AtomicU64>,
+    /// Bytes that were received.
+    received: AtomicU64,
+    stopped: watch::Sender<bool>,
+}
+
+impl IoRuntime {
+    /// Starts the I/O threads.
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    pub(crate) fn start() -> Result<IoRuntime, Error> {
+        // It fails if another provider is installed already, which then serves as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let cpu_ns = Arc::new(AtomicU64::new(0));
+        let counted = cpu_ns.clone();
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(if cpus >= TWO_THREADS_FROM { 2 } else { 1 })
+            .thread_name("storage-io")
+            .enable_all()
+            // A thread is parked whenever it has nothing to do, so the sum is current except during a burst.
+            .on_thread_park(move || {
+                counted.fetch_add(cpu_since_counted(), Ordering::Relaxed);
+            })
+            .build()
+            .map_err(|e| {
+                Error::new(
+                    ErrorKind::Read,
+                    "cannot start the threads of remote storage",
+                )
+                .because(e)
+            })?;
+        Ok(IoRuntime {
+            runtime,
+            cpu_ns,
+            received: AtomicU64::new(0),
+            stopped: watch::Sender::new(false),
+        })
+    }
+
+    /// Blocks the calling thread until the future is done. Returns `None` if the process ends meanwhile.
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        let mut stopped = self.stopped.subscribe();
+        self.runtime.block_on(async {
+            let stop = pin!(stopped.wait_for(|is_stopped| *is_stopped));
+            match select(pin!(future), stop).await {
+                Either::Left((done, _)) => Some(done),
+                Either::Right(_) => None,
+            }
+        })
+    }
+
+    /// Ends all waits, now and from now on.
+    pub(crate) fn stop(&self) {
+        self.stopped.send_replace(true);
+    }
+
+    pub(crate) fn count_received(&self, bytes: u64) {
+        self.received.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the CPU time that the I/O threads spend on `bytes` bytes, as they did so far.
+    pub(crate) fn cpu_for(&self, bytes: u64) -> Duration {
+        let received = self.received.load(Ordering::Relaxed).max(1);
+        let each = self.cpu_ns.load(Ordering::Relaxed) as f64 / received as f64;
+        Duration::from_nanos((each * bytes as f64) as u64)
+    }
+}
+
+/// Returns the nanoseconds of CPU time of this thread since the last call.
+fn cpu_since_counted() -> u64 {
+    let clock = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
+    let now = clock.map_or(Duration::ZERO, Duration::from);
+    let before = COUNTED.replace(now);
+    u64::try_from(now.saturating_sub(before).as_nanos()).unwrap_or(0)
+}

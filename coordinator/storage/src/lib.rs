@@ -1,0 +1,39 @@
+//! The storage that samples are read from: local files, object stores and HTTP servers.
+//!
+//! An [`ObjectTable`] lists the objects of a dataset: files of a local folder, or objects of a bucket with the sizes and
+//! ETags of their listing. An [`Extent`] is a range of bytes of one object; a loose file is an extent that covers all of
+//! its object. A [`RemoteStore`] lists and reads one bucket or server. The [`Stores`] of a process share the threads
+//! that do their I/O.
+//!
+//! # Errors
+//!
+//! Errors are of three kinds, which are never mixed:
+//!
+//! - An object cannot be read ([`ErrorKind::NotFound`], [`ErrorKind::Read`]): the caller may leave it out.
+//! - An object is not the one that was listed ([`ErrorKind::Changed`]).
+//! - The store does not answer, or refuses ([`ErrorKind::Unavailable`]). A read waits, and tries again, for as long as
+//!   [`Stores::patience`] says. Such an error says nothing about the object, so no sample may be left out for it.
+//!
+//! No message, log line or identity contains a secret: URLs with credentials or queries are refused, and of an answer
+//! only the status and the error code are shown.
+#![forbid(unsafe_code)]
+
+mod answer;
+mod client;
+mod error;
+mod file;
+mod health;
+mod io_runtime;
+mod objects;
+mod remote;
+mod stores;
+mod target;
+mod throttle;
+
+pub use error::{Error, ErrorKind};
+pub use file::{MOST_BYTES, open as open_regular};
+pub use health::OutageReport;
+pub use objects::{Extent, ObjectTable};
+pub use remote::{ListedObject, RemoteStore};
+pub use stores::{PATIENCE, Stores};
+pub use throttle::{ReadThrottle, Slowness};

@@ -1,0 +1,539 @@
+//! One bucket, container or HTTP server.
+//!
+//! Two loops try a request again. The library's own is short: it resumes a body that broke off, and repeats a request
+//! with the same credentials. Above it, [`RemoteStore::patiently`] repeats the whole request, with new credentials, for
+//! as long as the patience lasts.
+
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
+use futures_util::TryStreamExt;
+use futures_util::future::join_all;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
+
+use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
+use crate::client::{RESTART, Variables, client, environment, lacks_credentials};
+use crate::error::{Error, ErrorKind, changed, too_long};
+use crate::file::MOST_BYTES;
+use crate::health::{OutageReport, StoreHealth, Tries};
+use crate::io_runtime::IoRuntime;
+use crate::target::ReadTarget;
+
+/// Time for which a listing is tried again, and the first pause. A person waits for it.
+const LISTING_PATIENCE: Duration = Duration::from_secs(5);
+const FIRST_LISTING_PAUSE: Duration = Duration::from_millis(500);
+/// Number of objects in a row that are not looked for, after which a listing goes on at the next one that is.
+const MOST_PASSED_OVER: usize = 1000;
+
+/// A bucket, container or HTTP server.
+#[derive(Debug)]
+pub struct RemoteStore {
+    name: String,
+    scheme: UrlScheme,
+    client: Box<dyn ObjectStore>,
+    /// `true` if the environment names no credentials, so that only a metadata server could give some.
+    lacks_credentials: bool,
+    io: Arc<IoRuntime>,
+    health: StoreHealth,
+    patience: Duration,
+}
+
+/// An object of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedObject {
+    /// Key of the object, as in a URL of the store.
+    pub key: String,
+    /// Length in bytes.
+    pub size: u64,
+    /// Identity of the content, as the store gives it.
+    pub etag: Option<String>,
+}
+
+/// An object to read, and what its listing said of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ObjectRef<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) size: Option<u64>,
+    pub(crate) etag: Option<&'a str>,
+}
+
+/// The end of a failed try.
+enum FailedTry {
+    /// The store has failed, and may answer later.
+    Store(FailedAnswer),
+    /// The object cannot be read, or the read was given up.
+    Final(Error),
+}
+
+impl RemoteStore {
+    /// Opens the store of a URL, with the credentials of the environment and `variables`, which come first. No
+    /// request is made.
+    pub(crate) fn open(
+        url: &DatasetUrl,
+        variables: &Variables,
+        io: Arc<IoRuntime>,
+        patience: Duration,
+    ) -> Result<Self, Error> {
+        let client = client(url, variables).map_err(|e| {
+            let what = format!("{} cannot be opened", url.store());
+            Error::new(ErrorKind::Unavailable, what)
+                .because(interpret(&e).text)
+                .with_remedy(environment(url.scheme))
+        })?;
+        Ok(RemoteStore {
+            name: url.store(),
+            scheme: url.scheme,
+            client,
+            lacks_credentials: lacks_credentials(url.scheme, variables),
+            io,
+            health: StoreHealth::default(),
+            patience,
+        })
+    }
+
+    /// Returns the name of the store, such as `s3://bucket`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the URL of a key.
+    #[must_use]
+    pub fn url(&self, key: &str) -> String {
+        format!("{}/{key}", self.name)
+    }
+
+    pub(crate) fn outage(&self) -> Option<OutageReport> {
+        self.health.report(&self.name)
+    }
+
+    pub(crate) fn stop(&self) {
+        self.health.stop();
+    }
+
+    /// Returns the CPU time that the I/O threads spend on `bytes` bytes.
+    pub(crate) fn io_cpu_for(&self, bytes: u64) -> Duration {
+        self.io.cpu_for(bytes)
+    }
+
+    /// Lists the objects below `prefix` in the order of their keys, from the one after `after` on, until `visit` breaks.
+    /// One request gives up to 1,000 objects.
+    ///
+    /// # Errors
+    /// If the store cannot be listed.
+    pub fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        mut visit: impl FnMut(ListedObject) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        let at = self.path(prefix)?;
+        // After a failure the listing goes on where it was.
+        let mut last = after.map(str::to_owned);
+        let (began, mut pause) = (Instant::now(), FIRST_LISTING_PAUSE);
+        loop {
+            let offset = last.as_deref().map(|key| self.path(key)).transpose()?;
+            let mut keep = |object: ListedObject| {
+                last = Some(object.key.clone());
+                visit(object)
+            };
+            let listing = self.list_once(&at, offset.as_ref(), &mut keep);
+            let Err(answer) = self.io.block_on(listing).ok_or_else(|| self.stopped())? else {
+                return Ok(());
+            };
+            if answer.meaning.is_lasting() || began.elapsed() + pause >= LISTING_PATIENCE {
+                let what = format!("cannot list {}", self.url(prefix).trim_end_matches('/'));
+                return Err(self.unavailable(what, &answer));
+            }
+            // Made inside, because a timer belongs to the runtime that it is made in.
+            self.io.block_on(async { tokio::time::sleep(pause).await });
+            pause *= 2;
+        }
+    }
+
+    async fn list_once(
+        &self,
+        prefix: &Path,
+        after: Option<&Path>,
+        visit: &mut dyn FnMut(ListedObject) -> ControlFlow<()>,
+    ) -> Result<(), FailedAnswer> {
+        let mut listing = match after {
+            Some(after) => self.client.list_with_offset(Some(prefix), after),
+            None => self.client.list(Some(prefix)),
+        };
+        while let Some(object) = listing.try_next().await.map_err(|e| interpret(&e))? {
+            let found = ListedObject {
+                key: self.key(&object.location),
+                size: object.size,
+                etag: object.e_tag,
+            };
+            if visit(found).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds objects by listing the folder that they have in common. `keys` are in ascending order. The result has `None`
+    /// for keys that are not listed.
+    ///
+    /// # Errors
+    /// If the store cannot be listed.
+    pub fn look_up(&self, keys: &[&str]) -> Result<Vec<Option<ListedObject>>, Error> {
+        let mut found: Vec<Option<ListedObject>> = vec![None; keys.len()];
+        let prefix = common_folder(keys);
+        let mut next = 0;
+        while let Some(first) = keys.get(next) {
+            let (began_at, mut passed_over) = (next, 0);
+            let mut is_listed_to_end = true;
+            self.list(prefix, Some(&just_before(first)), |object| {
+                while keys.get(next).is_some_and(|key| **key < *object.key) {
+                    next += 1;
+                }
+                if keys.get(next) == Some(&object.key.as_str()) {
+                    // The same key may be asked for several times.
+                    while keys.get(next) == Some(&object.key.as_str()) {
+                        found[next] = Some(object.clone());
+                        next += 1;
+                    }
+                    passed_over = 0;
+                } else {
+                    passed_over += 1;
+                }
+                // Sparse keys are reached by a new request each, and dense ones by reading on.
+                let jumps = passed_over >= MOST_PASSED_OVER && next > began_at;
+                if next == keys.len() || jumps {
+                    is_listed_to_end = false;
+                    return ControlFlow::Break(());
+                }
+                ControlFlow::Continue(())
+            })?;
+            if is_listed_to_end {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns `true` if a listing tells the lengths of single objects. Plain HTTP servers cannot be listed.
+    #[must_use]
+    pub fn is_listable(&self) -> bool {
+        !self.scheme.is_http()
+    }
+
+    /// Reads a range of an object, or all of it, into memory. Waits while the store does not answer.
+    pub(crate) fn read(
+        &self,
+        object: ObjectRef<'_>,
+        range: Option<Range<u64>>,
+        target: &mut ReadTarget<'_>,
+    ) -> Result<(), Error> {
+        let path = self.path(object.key)?;
+        self.patiently(&object, || {
+            let reading = self.read_once(&path, &object, range.clone(), target);
+            self.io
+                .block_on(reading)
+                .unwrap_or_else(|| Err(FailedTry::Final(self.stopped())))
+        })
+    }
+
+    /// Returns the length of an object, by a request.
+    pub(crate) fn measure(&self, object: ObjectRef<'_>) -> Result<u64, Error> {
+        let path = self.path(object.key)?;
+        self.patiently(&object, || {
+            let head = self.io.block_on(self.client.head(&path));
+            let head = head.ok_or_else(|| FailedTry::Final(self.stopped()))?;
+            head.map(|meta| meta.size)
+                .map_err(|e| self.failed(&object, interpret(&e)))
+        })
+    }
+
+    /// Reads the first bytes of several objects at once, `most` of each. Does not wait for a store that does not answer.
+    pub(crate) fn heads(
+        &self,
+        objects: &[ObjectRef<'_>],
+        most: u64,
+    ) -> Vec<Result<Vec<u8>, Error>> {
+        let heads = objects.iter().map(|object| self.head(object, most));
+        let all = self.io.block_on(join_all(heads));
+        all.unwrap_or_else(|| objects.iter().map(|_| Err(self.stopped())).collect())
+    }
+
+    async fn head(&self, object: &ObjectRef<'_>, most: u64) -> Result<Vec<u8>, Error> {
+        let path = self.path(object.key)?;
+        let end = object.size.map_or(most, |size| size.min(most));
+        let mut bytes = Vec::new();
+        // An empty range is not a range in HTTP.
+        if end == 0 {
+            return Ok(bytes);
+        }
+        let mut target = ReadTarget::Growing(&mut bytes);
+        let mut read = self
+            .read_once(&path, object, Some(0..end), &mut target)
+            .await;
+        if let Err(FailedTry::Store(answer)) = &read
+            && answer.meaning == AnswerMeaning::NoRanges
+        {
+            read = self.read_once(&path, object, None, &mut target).await;
+        }
+        match read {
+            Ok(()) => {
+                bytes.truncate(end as usize);
+                Ok(bytes)
+            }
+            Err(FailedTry::Final(error)) => Err(error),
+            Err(FailedTry::Store(answer)) => {
+                Err(self.unavailable(format!("cannot read {}", self.url(object.key)), &answer))
+            }
+        }
+    }
+
+    /// Tries until the store answers or the patience is over.
+    fn patiently<T>(
+        &self,
+        object: &ObjectRef<'_>,
+        mut attempt: impl FnMut() -> Result<T, FailedTry>,
+    ) -> Result<T, Error> {
+        let mut tries = Tries::default();
+        loop {
+            let answer = match attempt() {
+                Ok(done) => {
+                    self.health.answered();
+                    return Ok(done);
+                }
+                Err(FailedTry::Final(error)) => {
+                    self.health.answered();
+                    return Err(error);
+                }
+                Err(FailedTry::Store(answer)) => answer,
+            };
+            if let Err(lasted) = self.health.wait(&mut tries, &answer.text, self.patience) {
+                let what = format!(
+                    "{} has not answered for {} s, and {} cannot be read",
+                    self.name,
+                    lasted.as_secs(),
+                    self.url(object.key),
+                );
+                return Err(self.unavailable(what, &answer));
+            }
+        }
+    }
+
+    async fn read_once(
+        &self,
+        path: &Path,
+        object: &ObjectRef<'_>,
+        range: Option<Range<u64>>,
+        target: &mut ReadTarget<'_>,
+    ) -> Result<(), FailedTry> {
+        let options = GetOptions {
+            if_match: object
+                .etag
+                .filter(|etag| is_strong(etag))
+                .map(str::to_owned),
+            range: range.map(GetRange::Bounded),
+            ..GetOptions::default()
+        };
+        let failed = |e: object_store::Error| self.failed(object, interpret(&e));
+        let got = self.client.get_opts(path, options).await.map_err(failed)?;
+        self.check(object, &got.meta).map_err(FailedTry::Final)?;
+        let length = got.range.end - got.range.start;
+        if length > MOST_BYTES {
+            return Err(FailedTry::Final(too_long(self.url(object.key), MOST_BYTES)));
+        }
+        let other_length =
+            || FailedTry::Final(self.changed(object, "has another length than in its listing"));
+        if !target.restart(length) {
+            return Err(other_length());
+        }
+        let mut body = got.into_stream();
+        while let Some(part) = body.try_next().await.map_err(failed)? {
+            self.io.count_received(part.len() as u64);
+            if !target.push(&part) {
+                return Err(other_length());
+            }
+        }
+        if target.filled() != length {
+            return Err(FailedTry::Store(FailedAnswer {
+                meaning: AnswerMeaning::Passing,
+                text: "the body of an answer ended early".into(),
+            }));
+        }
+        Ok(())
+    }
+
+    /// Checks that an object is the one that was listed.
+    fn check(&self, object: &ObjectRef<'_>, found: &object_store::ObjectMeta) -> Result<(), Error> {
+        if object.size.is_some_and(|size| size != found.size) {
+            return Err(self.changed(object, "has another length than in its listing"));
+        }
+        let is_other = |etag: &str| found.e_tag.as_deref().is_some_and(|now| now != etag);
+        if object.etag.is_some_and(is_other) {
+            return Err(self.changed(object, "was replaced since it was listed"));
+        }
+        Ok(())
+    }
+
+    fn failed(&self, object: &ObjectRef<'_>, answer: FailedAnswer) -> FailedTry {
+        let url = || self.url(object.key);
+        match answer.meaning {
+            AnswerMeaning::NoObject => FailedTry::Final(
+                Error::new(ErrorKind::NotFound, format!("{} does not exist", url()))
+                    .because(answer.text),
+            ),
+            AnswerMeaning::OtherObject => {
+                FailedTry::Final(self.changed(object, "was replaced since it was listed"))
+            }
+            AnswerMeaning::BadKey => FailedTry::Final(
+                Error::new(ErrorKind::Invalid, format!("{} cannot be asked for", url()))
+                    .because(answer.text),
+            ),
+            _ => FailedTry::Store(answer),
+        }
+    }
+
+    fn changed(&self, object: &ObjectRef<'_>, how: &str) -> Error {
+        changed(self.url(object.key), how)
+    }
+
+    fn stopped(&self) -> Error {
+        let what = format!(
+            "a read from {} was given up, because the process ends",
+            self.name
+        );
+        Error::new(ErrorKind::Unavailable, what)
+    }
+
+    /// Returns the error of a store that has failed. `what` is the operation that failed.
+    fn unavailable(&self, what: String, answer: &FailedAnswer) -> Error {
+        let store = &self.name;
+        let remedy = match answer.meaning {
+            AnswerMeaning::NoBucket => format!("check the name of the bucket {store}"),
+            AnswerMeaning::OtherRegion => {
+                format!("{store} lies in another region: name it in AWS_REGION and {RESTART}")
+            }
+            AnswerMeaning::Refused => {
+                format!("check the credentials: {}", environment(self.scheme))
+            }
+            _ if self.lacks_credentials => {
+                format!("no credentials are found: {}", environment(self.scheme))
+            }
+            AnswerMeaning::NoConnection => {
+                format!(
+                    "check the network and the address: {}",
+                    environment(self.scheme)
+                )
+            }
+            _ => "see whether the store works, and try again".to_owned(),
+        };
+        Error::new(ErrorKind::Unavailable, what)
+            .because(answer.text.clone())
+            .with_remedy(remedy)
+    }
+
+    fn path(&self, key: &str) -> Result<Path, Error> {
+        let parsed = if self.scheme.is_http() {
+            Path::from_url_path(key)
+        } else {
+            Path::parse(key)
+        };
+        parsed.map_err(|_| {
+            let what = format!("{} is not a key that can be read", self.url(key));
+            Error::new(ErrorKind::Invalid, what).with_remedy(
+                "leave it out, or rename it: a key is made of parts between single slashes",
+            )
+        })
+    }
+
+    /// Returns a key as it is written in URLs.
+    fn key(&self, path: &Path) -> String {
+        if !self.scheme.is_http() {
+            return path.as_ref().to_owned();
+        }
+        let parts = path.as_ref().split('/').map(percent_encoded);
+        parts.collect::<Vec<_>>().join("/")
+    }
+}
+
+/// Returns a part of a path with all bytes encoded that may have a meaning in a URL.
+fn percent_encoded(part: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~!$&'()*+,;=:@".contains(&byte);
+    let encode = |byte: u8| {
+        if is_plain(byte) {
+            char::from(byte).to_string()
+        } else {
+            format!("%{byte:02X}")
+        }
+    };
+    part.bytes().map(encode).collect()
+}
+
+/// Returns `true` if `If-Match` can be asked for this ETag (RFC 9110, 13.1.1). A weak one never matches.
+fn is_strong(etag: &str) -> bool {
+    !etag.starts_with("W/")
+}
+
+/// Returns the folder that all of these keys have in common, without a slash at its end.
+fn common_folder<'a>(sorted: &[&'a str]) -> &'a str {
+    let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else {
+        return "";
+    };
+    // What the first and the last of sorted keys have in common, all between them have too.
+    let alike = first
+        .bytes()
+        .zip(last.bytes())
+        .take_while(|(a, b)| a == b)
+        .count();
+    // A slash is one byte, so this is the boundary of a character.
+    let end = first.as_bytes()[..alike]
+        .iter()
+        .rposition(|&byte| byte == b'/');
+    &first[..end.unwrap_or(0)]
+}
+
+/// Returns a text that comes before a key, and after most keys before it. Listings begin after such a text.
+fn just_before(key: &str) -> String {
+    let mut text = key.to_owned();
+    // Without a predecessor of its last character, the key without that character comes before it all the same.
+    if let Some(before) = text
+        .pop()
+        .and_then(|c| char::from_u32(u32::from(c).wrapping_sub(1)))
+        && before.is_ascii_graphic()
+        && before != '/'
+    {
+        text.push(before);
+        text.push_str("~~~~");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_that_keys_share_ends_at_a_slash() {
+        assert_eq!(common_folder(&["a/b/x1", "a/b/x2"]), "a/b");
+        assert_eq!(common_folder(&["a/b/x", "a/bc/x"]), "a");
+        assert_eq!(common_folder(&["a/b/x"]), "a/b");
+        assert_eq!(common_folder(&["x", "y"]), "");
+        assert_eq!(common_folder(&[]), "");
+    }
+
+    #[test]
+    fn a_listing_begins_before_its_first_key() {
+        for key in ["a/b/x9", "a/0", "a", "ä", "a/b/", "a/!"] {
+            let before = just_before(key);
+            assert!(before.as_str() < key, "{before} {key}");
+        }
+        assert!(just_before("a/x9").as_str() > "a/x8");
+    }
+
+    #[test]
+    fn keys_of_http_servers_are_written_as_in_urls() {
+        assert_eq!(percent_encoded("a b%ü"), "a%20b%25%C3%BC");
+    }
+}

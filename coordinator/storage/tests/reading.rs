@@ -1,0 +1,287 @@
+//! Reading objects while the server has faults.
+#![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
+
+use std::time::{Duration, Instant};
+
+use coprep_object_server::{Faults, ObjectServer};
+use coprep_storage::{ErrorKind, Extent, ObjectTable, Stores};
+
+use common::{BUCKET, server, store};
+
+mod common;
+
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Returns different bytes for each number.
+fn bytes(number: u32, length: usize) -> Vec<u8> {
+    (0..length as u32)
+        .map(|at| (at ^ (at >> 8) ^ number.wrapping_mul(77)) as u8)
+        .collect()
+}
+
+/// Puts objects `p/000`, `p/001`, ... and returns a table of them as they are listed.
+fn table(server: &ObjectServer, stores: &Stores, count: u32, length: usize) -> ObjectTable {
+    for number in 0..count {
+        server.put(BUCKET, &format!("p/{number:03}"), &bytes(number, length));
+    }
+    let (store, mut table) = (store(stores), ObjectTable::local(std::path::Path::new("")));
+    let add = |object: coprep_storage::ListedObject| {
+        table.push_object(&store, &object.key, Some(&object));
+        std::ops::ControlFlow::Continue(())
+    };
+    store.list("p", None, add).unwrap();
+    table
+}
+
+/// Reads every object twice, into growing memory and into a buffer, and checks the bytes.
+fn check_all(table: &ObjectTable, length: usize) {
+    for object in 0..table.len() {
+        let (mut grows, mut exact) = (Vec::new(), vec![0; length]);
+        table.read(Extent::whole(object), &mut grows).unwrap();
+        table.read_into(Extent::whole(object), &mut exact).unwrap();
+        assert!(
+            grows == bytes(object, length) && exact == grows,
+            "object {object}"
+        );
+    }
+}
+
+#[test]
+fn an_object_is_read_by_one_request_that_names_its_etag() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 20, 10_000);
+    check_all(&table, 10_000);
+    let counts = server.counts();
+    assert_eq!((counts.gets, counts.matched, counts.heads), (40, 40, 0));
+    assert_eq!(table.length(3).unwrap(), 10_000);
+    assert_eq!(server.counts().heads, 0);
+}
+
+#[test]
+fn a_part_of_an_object_is_read_alone() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 2, 10_000);
+    let extent = Extent {
+        object: 1,
+        at: 500,
+        len: Some(250),
+    };
+    let (mut grows, mut exact) = (Vec::new(), vec![0; 250]);
+    table.read(extent, &mut grows).unwrap();
+    table.read_into(extent, &mut exact).unwrap();
+    assert_eq!(grows, bytes(1, 10_000)[500..750]);
+    assert_eq!(exact, grows);
+}
+
+#[test]
+fn an_empty_object_is_read() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 1, 0);
+    check_all(&table, 0);
+    assert!(table.read_heads(&[0], 100)[0].as_ref().unwrap().is_empty());
+}
+
+#[test]
+fn heads_are_read_at_once() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 40, 10_000);
+    server.set(Faults {
+        latency: Duration::from_millis(100),
+        ..Faults::default()
+    });
+    let began = Instant::now();
+    let heads = table.read_heads(&(0..40).collect::<Vec<_>>(), 1000);
+    assert!(
+        began.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        began.elapsed()
+    );
+    for (object, head) in heads.iter().enumerate() {
+        assert_eq!(
+            head.as_ref().unwrap(),
+            &bytes(object as u32, 10_000)[..1000]
+        );
+    }
+}
+
+#[test]
+fn answers_that_fail_now_and_then_cost_a_request_and_no_object() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 30, 100_000);
+    for faults in [
+        Faults {
+            error_every: 3,
+            ..Faults::default()
+        },
+        Faults {
+            reset_every: 3,
+            ..Faults::default()
+        },
+    ] {
+        server.set(faults);
+        check_all(&table, 100_000);
+    }
+    assert_eq!(stores.outages(), []);
+}
+
+#[test]
+fn a_body_that_stalls_is_resumed() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 1, 100_000);
+    server.set(Faults {
+        stall_every: 2,
+        ..Faults::default()
+    });
+    let began = Instant::now();
+    check_all(&table, 100_000);
+    assert!(
+        began.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+#[test]
+fn another_range_than_was_asked_for_is_never_taken_for_the_bytes() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 1, 10_000);
+    server.set(Faults {
+        wrong_range_every: 2,
+        ..Faults::default()
+    });
+    let mut part = Vec::new();
+    for at in [0, 100, 200, 300] {
+        let extent = Extent {
+            object: 0,
+            at,
+            len: Some(50),
+        };
+        table.read(extent, &mut part).unwrap();
+        assert_eq!(part, bytes(0, 10_000)[at as usize..at as usize + 50]);
+    }
+}
+
+#[test]
+fn an_object_that_was_replaced_is_named() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 3, 1000);
+    server.put(BUCKET, "p/001", &bytes(9, 1000));
+    server.put(BUCKET, "p/002", &bytes(2, 999));
+    for object in [1, 2] {
+        let error = table
+            .read(Extent::whole(object), &mut Vec::new())
+            .unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Changed);
+        let text = error.to_string();
+        assert!(
+            text.contains(&format!("s3://bucket/p/00{object}")),
+            "{text}"
+        );
+        assert!(text.contains("a dataset in use must not change"), "{text}");
+    }
+    table.read(Extent::whole(0), &mut Vec::new()).unwrap();
+}
+
+#[test]
+fn a_missing_object_is_no_failure_of_the_store() {
+    let (server, stores) = server(PATIENCE);
+    let mut table = table(&server, &stores, 1, 10);
+    table.push_object(&store(&stores), "p/missing", None);
+    let error = table.read(Extent::whole(1), &mut Vec::new()).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::NotFound);
+    assert_eq!(stores.outages(), []);
+}
+
+#[test]
+fn reads_wait_for_a_store_that_is_away_and_go_on_when_it_is_back() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 8, 1000);
+    server.set(Faults {
+        refuse: Some((403, "ExpiredToken".into())),
+        ..Faults::default()
+    });
+    std::thread::scope(|scope| {
+        let reads = scope.spawn(|| check_all(&table, 1000));
+        while stores.outages().iter().all(|outage| outage.waiting == 0) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let outage = &stores.outages()[0];
+        assert_eq!(outage.store, "s3://bucket");
+        assert_eq!(outage.last_answer, "403 Forbidden (ExpiredToken)");
+        assert!(!reads.is_finished());
+        server.set(Faults::default());
+        reads.join().unwrap();
+    });
+    assert_eq!(stores.outages(), []);
+}
+
+#[test]
+fn a_store_that_stays_away_is_one_error_after_the_patience() {
+    let (server, stores) = server(Duration::from_secs(1));
+    let table = table(&server, &stores, 2, 1000);
+    server.set(Faults {
+        refuse: Some((403, "AccessDenied".into())),
+        ..Faults::default()
+    });
+    let error = table.read(Extent::whole(0), &mut Vec::new()).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Unavailable);
+    assert!(
+        error
+            .to_string()
+            .contains("s3://bucket has not answered for 1 s"),
+        "{error}"
+    );
+    // The patience is over for the others as well.
+    let began = Instant::now();
+    table.read(Extent::whole(1), &mut Vec::new()).unwrap_err();
+    assert!(began.elapsed() < Duration::from_millis(500));
+}
+
+#[test]
+fn waits_end_with_the_process() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 1, 1000);
+    server.set(Faults {
+        latency: Duration::from_secs(3),
+        down: true,
+        ..Faults::default()
+    });
+    std::thread::scope(|scope| {
+        let read = scope.spawn(|| table.read(Extent::whole(0), &mut Vec::new()).unwrap_err());
+        std::thread::sleep(Duration::from_millis(200));
+        let began = Instant::now();
+        stores.stop();
+        let error = read.join().unwrap();
+        assert!(error.to_string().contains("given up"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(1));
+    });
+}
+
+#[test]
+fn what_io_threads_do_is_counted() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 4, 4 << 20);
+    check_all(&table, 4 << 20);
+    let each = stores.io_cpu_for(1 << 20);
+    assert!(
+        each > Duration::from_micros(20) && each < Duration::from_millis(50),
+        "{each:?}"
+    );
+}
+
+#[test]
+fn an_object_of_a_web_server_is_read_without_a_listing() {
+    let (server, stores) = server(PATIENCE);
+    server.put(BUCKET, "a b.jpg", &bytes(5, 1000));
+    let url = common::url(&format!(
+        "http://127.0.0.1:{}/{BUCKET}/a%20b.jpg",
+        server.port()
+    ));
+    let mut table = ObjectTable::local(std::path::Path::new(""));
+    table.push_object(&stores.of(&url).unwrap(), &url.key, None);
+    let mut read = Vec::new();
+    table.read(Extent::whole(0), &mut read).unwrap();
+    assert_eq!(read, bytes(5, 1000));
+    assert_eq!(table.length(0).unwrap(), 1000);
+    assert_eq!(table.path(0).to_str().unwrap(), url.to_string());
+}

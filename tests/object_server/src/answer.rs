@@ -1,0 +1,119 @@
+//! Answers, written to a connection.
+
+use std::io::{self, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::socket::{setsockopt, sockopt};
+
+/// How long a stalled answer says nothing. Its reader gives up long before.
+const STALL: Duration = Duration::from_secs(120);
+
+/// An answer: its head, and the part of some bytes that is its body.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(&'static str, String)>,
+    pub(crate) body: Arc<[u8]>,
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+}
+
+impl Answer {
+    pub(crate) fn new(status: u16, body: impl Into<Arc<[u8]>>) -> Answer {
+        let body = body.into();
+        Answer {
+            status,
+            headers: Vec::new(),
+            from: 0,
+            to: body.len(),
+            body,
+        }
+    }
+
+    /// Returns an error as S3 gives it.
+    pub(crate) fn error(status: u16, code: &str) -> Answer {
+        let body = format!(
+            "<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>{code}</Message></Error>"
+        );
+        Answer::new(status, body.into_bytes())
+    }
+
+    fn head(&self, length: usize) -> String {
+        let mut head = format!(
+            "HTTP/1.1 {} {}\r\nContent-Length: {length}\r\n",
+            self.status,
+            reason(self.status)
+        );
+        // Any time will do, but the header must be there.
+        head.push_str("Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n");
+        for (name, value) in &self.headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        head.push_str("\r\n");
+        head
+    }
+
+    fn part(&self) -> &[u8] {
+        &self.body[self.from..self.to]
+    }
+
+    /// Sends the answer. `is_head` leaves its body out.
+    pub(crate) fn send(&self, to: &mut TcpStream, is_head: bool) -> io::Result<()> {
+        let mut bytes = self.head(self.to - self.from).into_bytes();
+        // One write for small answers, and no copy of large ones.
+        if !is_head && self.part().len() < 4096 {
+            bytes.extend_from_slice(self.part());
+            return to.write_all(&bytes);
+        }
+        to.write_all(&bytes)?;
+        if is_head {
+            Ok(())
+        } else {
+            to.write_all(self.part())
+        }
+    }
+
+    fn send_half(&self, to: &mut TcpStream) -> io::Result<()> {
+        to.write_all(self.head(self.to - self.from).as_bytes())?;
+        let part = self.part();
+        to.write_all(&part[..part.len() / 2])?;
+        to.flush()
+    }
+
+    /// Sends half of the answer and resets the connection.
+    pub(crate) fn break_off(&self, to: &mut TcpStream) -> io::Result<()> {
+        self.send_half(to)?;
+        // The half should arrive before the reset overtakes it.
+        std::thread::sleep(Duration::from_millis(5));
+        let linger = libc::linger {
+            l_onoff: 1,
+            l_linger: 0,
+        };
+        setsockopt(&to.as_fd(), sockopt::Linger, &linger)?;
+        Err(io::ErrorKind::ConnectionReset.into())
+    }
+
+    /// Sends half of the answer, and then nothing.
+    pub(crate) fn stall(&self, to: &mut TcpStream) -> io::Result<()> {
+        self.send_half(to)?;
+        std::thread::sleep(STALL);
+        to.shutdown(Shutdown::Both)?;
+        Err(io::ErrorKind::ConnectionReset.into())
+    }
+}
+
+fn reason(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        206 => "Partial Content",
+        400 => "Bad Request",
+        403 => "Forbidden",
+        404 => "Not Found",
+        412 => "Precondition Failed",
+        416 => "Range Not Satisfiable",
+        503 => "Service Unavailable",
+        _ => "Status",
+    }
+}

@@ -1,0 +1,207 @@
+//! The server: connections, and the requests that control it.
+
+use std::io::{self, BufReader};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::answer::Answer;
+use crate::faults::{Fault, Faults};
+use crate::request::HttpRequest;
+use crate::store::{ObjectStoreState, RequestCounts};
+
+/// A server on a port of this machine. It ends when it is dropped.
+pub struct ObjectServer {
+    port: u16,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<ObjectStoreState>,
+    is_stopped: AtomicBool,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, ObjectStoreState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ObjectServer {
+    /// Starts a server without objects on a free port.
+    ///
+    /// # Errors
+    /// If there is no free port, or no thread.
+    pub fn start() -> io::Result<ObjectServer> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let port = listener.local_addr()?.port();
+        let shared = Arc::new(Shared::default());
+        let accepting = shared.clone();
+        let accept = move || {
+            for connection in listener.incoming().flatten() {
+                if accepting.is_stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+                let shared = accepting.clone();
+                let serve = move || serve(connection, &shared);
+                // Without a thread the connection is closed, as by a server that is overloaded.
+                let _ = std::thread::Builder::new()
+                    .stack_size(256 << 10)
+                    .spawn(serve);
+            }
+        };
+        Ok(ObjectServer {
+            port,
+            shared,
+            thread: Some(
+                std::thread::Builder::new()
+                    .name("accept".into())
+                    .spawn(accept)?,
+            ),
+        })
+    }
+
+    /// Returns the port that it listens on.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Puts an object. Without a key the bucket is made.
+    pub fn put(&self, bucket: &str, key: &str, bytes: &[u8]) {
+        self.shared.state().put(bucket, key, bytes);
+    }
+
+    /// Sets the faults from now on.
+    pub fn set(&self, faults: Faults) {
+        self.shared.state().faults = faults;
+    }
+
+    /// Returns the number of requests so far.
+    #[must_use]
+    pub fn counts(&self) -> RequestCounts {
+        self.shared.state().counts
+    }
+}
+
+impl Drop for ObjectServer {
+    fn drop(&mut self) {
+        self.shared.is_stopped.store(true, Ordering::Relaxed);
+        // The connection ends the wait for one.
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Answers the requests of a connection until it ends.
+fn serve(mut connection: TcpStream, shared: &Shared) {
+    let Ok(reading) = connection.try_clone() else {
+        return;
+    };
+    let _ = connection.set_nodelay(true);
+    let mut requests = BufReader::new(reading);
+    while let Ok(Some(request)) = HttpRequest::read(&mut requests) {
+        let done = if request.path.starts_with("-/") {
+            control(&request, shared).send(&mut connection, false)
+        } else {
+            answer(&request, shared, &mut connection)
+        };
+        if done.is_err() || shared.is_stopped.load(Ordering::Relaxed) {
+            return;
+        }
+    }
+}
+
+/// Answers a request of a client, with the faults that are set.
+fn answer(request: &HttpRequest, shared: &Shared, connection: &mut TcpStream) -> io::Result<()> {
+    let (bucket, key) = request.object();
+    let mut state = shared.state();
+    match request.method.as_str() {
+        "PUT" => state.put(bucket, key, &request.body),
+        "DELETE" => state.delete(bucket, key),
+        _ => {
+            drop(state);
+            return read(request, shared, connection);
+        }
+    }
+    drop(state);
+    Answer::new(200, Vec::new()).send(connection, false)
+}
+
+/// Answers a request that reads.
+fn read(request: &HttpRequest, shared: &Shared, connection: &mut TcpStream) -> io::Result<()> {
+    let (_, key) = request.object();
+    let is_head = request.method == "HEAD";
+    let mut state = shared.state();
+    let (faults, mut fault) = (state.faults.clone(), None);
+    if request.query.get("list-type").is_none() {
+        if is_head {
+            state.counts.heads += 1;
+        } else {
+            state.counts.gets += 1;
+            state.counts.matched += u64::from(request.header("if-match").is_some());
+            fault = faults.of(state.counts.gets, key);
+        }
+    }
+    let answer = state.answer(request);
+    drop(state);
+    std::thread::sleep(faults.latency);
+    if faults.down {
+        return Err(io::ErrorKind::ConnectionReset.into());
+    }
+    if let Some((status, code)) = &faults.refuse {
+        return Answer::error(*status, code).send(connection, is_head);
+    }
+    match fault {
+        Some(Fault::Error) => Answer::error(503, "SlowDown").send(connection, is_head),
+        Some(Fault::Reset) => answer.break_off(connection),
+        Some(Fault::Stall) => answer.stall(connection),
+        Some(Fault::WrongRange) => shifted(answer).send(connection, is_head),
+        None => answer.send(connection, is_head),
+    }
+}
+
+/// Returns an answer with the range after the one that was asked for.
+fn shifted(mut answer: Answer) -> Answer {
+    let length = answer.body.len();
+    answer.headers.retain(|(name, _)| *name != "Content-Range");
+    let range = format!("bytes {}-{}/{length}", answer.from + 1, answer.to);
+    answer.headers.push(("Content-Range", range));
+    answer.status = 206;
+    answer
+}
+
+/// Answers a request that controls the server.
+fn control(request: &HttpRequest, shared: &Shared) -> Answer {
+    let argument = |name: &str| request.query.get(name).unwrap_or_default();
+    let mut state = shared.state();
+    match request.path.as_str() {
+        "-/faults" => state.faults = Faults::from_query(&request.query),
+        "-/load" => {
+            let folder = Path::new(argument("folder"));
+            if let Err(e) = state.load(argument("bucket"), argument("prefix"), folder) {
+                return Answer::new(400, e.to_string().into_bytes());
+            }
+        }
+        "-/counts" => {
+            let RequestCounts {
+                lists,
+                gets,
+                matched,
+                heads,
+            } = state.counts;
+            let json = format!(
+                "{{\"lists\": {lists}, \"gets\": {gets}, \"matched\": {matched}, \"heads\": {heads}}}"
+            );
+            return Answer::new(200, json.into_bytes());
+        }
+        other => return Answer::new(404, format!("{other} controls nothing").into_bytes()),
+    }
+    Answer::new(200, Vec::new())
+}

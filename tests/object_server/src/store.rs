@@ -1,0 +1,183 @@
+//! The objects of a server, and the count of its requests.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::answer::Answer;
+use crate::faults::Faults;
+use crate::request::HttpRequest;
+
+/// Most keys of one page of a listing.
+const PAGE: usize = 1000;
+
+/// Number of requests that a server got.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RequestCounts {
+    /// Requests for a page of a listing.
+    pub lists: u64,
+    /// Requests for an object.
+    pub gets: u64,
+    /// Requests for an object that named the ETag that it must have.
+    pub matched: u64,
+    /// Requests for the length of an object.
+    pub heads: u64,
+}
+
+/// An object and its ETag.
+#[derive(Clone)]
+struct StoredObject {
+    bytes: Arc<[u8]>,
+    etag: String,
+}
+
+/// The state of a server.
+#[derive(Default)]
+pub(crate) struct ObjectStoreState {
+    /// Objects by bucket and key.
+    buckets: BTreeMap<String, BTreeMap<String, StoredObject>>,
+    pub(crate) faults: Faults,
+    pub(crate) counts: RequestCounts,
+}
+
+impl ObjectStoreState {
+    pub(crate) fn put(&mut self, bucket: &str, key: &str, bytes: &[u8]) {
+        let object = StoredObject {
+            bytes: bytes.into(),
+            etag: format!("\"{:016x}\"", fnv(bytes)),
+        };
+        let objects = self.buckets.entry(bucket.to_owned()).or_default();
+        if !key.is_empty() {
+            objects.insert(key.to_owned(), object);
+        }
+    }
+
+    pub(crate) fn delete(&mut self, bucket: &str, key: &str) {
+        if let Some(objects) = self.buckets.get_mut(bucket) {
+            objects.remove(key);
+        }
+    }
+
+    /// Puts all files below a folder.
+    pub(crate) fn load(&mut self, bucket: &str, prefix: &str, folder: &Path) -> io::Result<()> {
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            let key = if prefix.is_empty() {
+                name
+            } else {
+                format!("{prefix}/{name}")
+            };
+            if path.is_dir() {
+                self.load(bucket, &key, &path)?;
+            } else {
+                self.put(bucket, &key, &std::fs::read(&path)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers a request for an object or a listing.
+    pub(crate) fn answer(&mut self, request: &HttpRequest) -> Answer {
+        let (bucket, key) = request.object();
+        if request.query.get("list-type").is_some() {
+            self.counts.lists += 1;
+        }
+        let Some(objects) = self.buckets.get(bucket) else {
+            return Answer::error(404, "NoSuchBucket");
+        };
+        if request.query.get("list-type").is_some() {
+            return Answer::new(200, list(objects, request).into_bytes());
+        }
+        match objects.get(key) {
+            Some(object) => object.answer(request),
+            None => Answer::error(404, "NoSuchKey"),
+        }
+    }
+}
+
+impl StoredObject {
+    fn answer(&self, request: &HttpRequest) -> Answer {
+        if request
+            .header("if-match")
+            .is_some_and(|etag| etag != self.etag)
+        {
+            return Answer::error(412, "PreconditionFailed");
+        }
+        let length = self.bytes.len();
+        let mut answer = Answer::new(200, self.bytes.clone());
+        answer.headers.push(("ETag", self.etag.clone()));
+        if let Some((first, last)) = request.range() {
+            if first >= length as u64 {
+                return Answer::error(416, "InvalidRange");
+            }
+            let last = last.min(length as u64 - 1);
+            (answer.from, answer.to) = (first as usize, last as usize + 1);
+            answer.status = 206;
+            answer
+                .headers
+                .push(("Content-Range", format!("bytes {first}-{last}/{length}")));
+        }
+        answer
+    }
+}
+
+/// Returns a page of a listing, as XML.
+fn list(objects: &BTreeMap<String, StoredObject>, request: &HttpRequest) -> String {
+    let query = &request.query;
+    let prefix = query.get("prefix").unwrap_or_default();
+    // The token is the last key of the page before.
+    let after = query
+        .get("continuation-token")
+        .or(query.get("start-after"))
+        .unwrap_or_default();
+    let most = query
+        .get("max-keys")
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(PAGE);
+    let mut found = objects
+        .iter()
+        .filter(|(key, _)| key.starts_with(prefix) && key.as_str() > after);
+    let page: Vec<_> = found.by_ref().take(most).collect();
+    let is_truncated = found.next().is_some();
+    let mut xml = format!(
+        "<?xml version=\"1.0\"?><ListBucketResult><IsTruncated>{is_truncated}</IsTruncated>"
+    );
+    if let Some((last, _)) = page.last().filter(|_| is_truncated) {
+        let _ = write!(
+            xml,
+            "<NextContinuationToken>{}</NextContinuationToken>",
+            escaped(last)
+        );
+    }
+    for (key, object) in page {
+        let _ = write!(
+            xml,
+            "<Contents><Key>{}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>{}</ETag>\
+             <Size>{}</Size><StorageClass>STANDARD</StorageClass></Contents>",
+            escaped(key),
+            escaped(&object.etag),
+            object.bytes.len(),
+        );
+    }
+    xml.push_str("</ListBucketResult>");
+    xml
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('"', "&quot;")
+}
+
+/// Hash of Fowler, Noll and Vo.
+fn fnv(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
