@@ -7,7 +7,8 @@ python=$1 log=$2
 shift 2
 rust_tests=("$@")
 
-# These tests take one processor each and do not mind a few seconds more, so that two files run at a time. The others look at the clock, or run several jobs of their own.
+# These tests take one processor each and do not mind a few seconds more, so that two run at a time. The others look at
+# the clock, or run several jobs of their own.
 side_by_side=(
     tests/benchmarks/tests/test_{drop_in_benchmark,gpu_benchmark,tables_pages}.py
     tests/conformance/test_{install,iterable,programs,structure,torch_behaviour,torch_expectations}.py
@@ -19,6 +20,16 @@ side_by_side=(
     tests/end_to_end/published/test_{constants,docs,facts,package,packaging}.py
     tests/end_to_end/storage/test_{object_stores,real_servers,storage_failures}.py
     tests/end_to_end/sharing/test_{draws,epochs,order,own_samplers,shared_iterables,user_resuming,user_sharing}.py
+)
+
+# These tests wait most of the time, so that four run at a time.
+waiting=(
+    tests/chaos/tests/test_chaos.py
+    tests/end_to_end/command_line/test_{metrics,top}.py
+    tests/end_to_end/datasets/test_{large_samples,slow_samples,user_starting}.py
+    tests/end_to_end/failures/test_{departures,opening,panics,ranks,waits}.py
+    tests/end_to_end/published/test_shown_output.py
+    tests/end_to_end/sharing/test_{borders,pauses,sharing}.py
 )
 
 failed=()
@@ -54,7 +65,8 @@ total() {
 run "Rust" "${rust_tests[@]}"
 run "Rust, examples in the documentation" cargo test --doc --quiet
 run "Python, two at a time" pytest -n 2 --dist worksteal "${side_by_side[@]}"
-run "Python" pytest "${side_by_side[@]/#/--ignore=}" tests
+run "Python, four at a time" pytest -n 4 --dist worksteal "${waiting[@]}"
+run "Python" pytest "${side_by_side[@]/#/--ignore=}" "${waiting[@]/#/--ignore=}" tests
 echo "== Total"
 total
 if [ ${#failed[@]} -gt 0 ]; then

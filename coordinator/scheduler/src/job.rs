@@ -92,6 +92,8 @@ pub(crate) struct Job {
     marks: VecDeque<Mark>,
     /// `true` if the job does not read at present. Nothing is made for an absent job.
     pub(crate) is_absent: bool,
+    /// `true` if the number of a minibatch decides with which rank a round begins.
+    pub(crate) is_aligned: bool,
 }
 
 /// The state of a job before it was assigned a minibatch.
@@ -142,6 +144,7 @@ impl Job {
             log: DeliveryLog::new(epoch),
             marks: VecDeque::new(),
             is_absent: false,
+            is_aligned: false,
         };
         if known.told.is_some() {
             job.fill(known);
@@ -403,7 +406,24 @@ impl Job {
 
     // Queues.
 
-    /// Returns `true` if one more minibatch may be queued, with at most `bound` in the queue.
+    /// Returns the rank with which a round begins if it begins in `minibatch`.
+    fn first_rank(&self, minibatch: u64, config: &Config) -> u32 {
+        if self.is_aligned {
+            let drawn = minibatch * u64::from(config.slots);
+            self.batcher.aligned(drawn)
+        } else {
+            0
+        }
+    }
+
+    /// Returns the queue of the rank that is assigned to next, in `minibatch`.
+    fn next_queue(&self, minibatch: u64, config: &Config) -> &Queue {
+        let first = self.first_rank(minibatch, config);
+        &self.queues[self.batcher.next_rank(first) as usize]
+    }
+
+    /// Returns `true` if one more minibatch may be queued, with at most `bound` in the queue. It gets the number
+    /// `minibatch`.
     ///
     /// A low bound shows that buffers are scarce. In that case only as many of the queued minibatches as the low-water
     /// mark may be minibatches that nobody else waits for, because a job that falls behind would pin their buffers for
@@ -414,8 +434,14 @@ impl Job {
     /// At most one epoch is begun before all ranks iterate it. [`may_be_ahead`](Self::may_be_ahead) decides how much of
     /// it is drawn for this job's sake. This function does not, because the job may take part in minibatches that
     /// others need.
-    pub(crate) fn has_room(&self, bound: u32, config: &Config, waiting: &PendingRanks) -> bool {
-        let queue = &self.queues[self.batcher.next_rank() as usize];
+    pub(crate) fn has_room(
+        &self,
+        bound: u32,
+        config: &Config,
+        waiting: &PendingRanks,
+        minibatch: u64,
+    ) -> bool {
+        let queue = self.next_queue(minibatch, config);
         let own = || {
             queue
                 .each()
@@ -448,13 +474,13 @@ impl Job {
             .any(|q| q.samples() <= low || q.whole_batches() == 0)
     }
 
-    /// Returns `true` if the next rank to be assigned to has no whole batch of an epoch that was begun, and could be
-    /// assigned one if there were buffers.
-    pub(crate) fn is_out_of_batches(&self, config: &Config) -> bool {
-        let queue = &self.queues[self.batcher.next_rank() as usize];
+    /// Returns `true` if the rank that is assigned to next, in `minibatch`, has no whole batch of an epoch that was
+    /// begun, and could be assigned one if there were buffers.
+    pub(crate) fn is_out_of_batches(&self, config: &Config, minibatch: u64) -> bool {
+        let queue = self.next_queue(minibatch, config);
         queue.whole_batches() == 0
             && self.has_begun(self.epoch)
-            && self.has_room(u32::MAX, config, &PendingRanks::new())
+            && self.has_room(u32::MAX, config, &PendingRanks::new(), minibatch)
     }
 
     pub(crate) fn take(&mut self, rank: u32, deliveries: u32) {
@@ -549,9 +575,11 @@ impl Job {
         ids: &[u32],
         before: u64,
         minibatch: u64,
+        config: &Config,
         known: &Known,
     ) -> Vec<Delivery> {
         let (mut start, epoch) = (0, self.epoch);
+        let first = self.first_rank(minibatch, config);
         self.marks.push_back(Mark {
             minibatch,
             epoch,
@@ -561,7 +589,7 @@ impl Job {
             batcher: self.batcher.clone(),
         });
         let mut deliveries = Vec::new();
-        for slice in self.batcher.assign(before, ids.len() as u32) {
+        for slice in self.batcher.assign(before, ids.len() as u32, first) {
             let assigned = &ids[start as usize..(start + slice.len) as usize];
             self.log
                 .add(minibatch, epoch, slice.step, assigned, slice.ends_batch);

@@ -19,6 +19,8 @@
 //! of the round that was interrupted, assigned by the same table. The lowest step comes first. So each batch has the
 //! samples that it would have had, and no rank is given an id lower than the ids that it had before.
 //!
+//! A round begins with any rank, as the caller says, and goes on with the ranks after it.
+//!
 //! **Invariant.** A round is decided from the samples that are left when it starts, and never earlier. Therefore a
 //! sample that cannot be read may leave the epoch between two rounds ([`RankBatcher::can_lose_one`] says when).
 
@@ -132,19 +134,26 @@ impl RankBatcher {
         *self = RankBatcher::new(self.batch, self.ranks, self.drop_last);
     }
 
+    /// Returns the rank with which a round begins so that jobs with as many ranks and batches of the same size assign
+    /// one minibatch to one rank, wherever in their epochs they are. `drawn` is the number of samples that were drawn
+    /// for all jobs before the minibatch.
+    pub(crate) fn aligned(&self, drawn: u64) -> u32 {
+        (drawn / u64::from(self.batch) % u64::from(self.ranks)) as u32
+    }
+
     /// Returns the number of rounds begun in this epoch.
     pub(crate) fn rounds(&self) -> u64 {
         self.rounds
     }
 
-    /// Returns the rank that gets the next sample.
-    pub(crate) fn next_rank(&self) -> u32 {
+    /// Returns the rank that gets the next sample. If a round begins with this sample, it begins with rank `first`.
+    pub(crate) fn next_rank(&self, first: u32) -> u32 {
         let owed = || self.owed().first().and_then(|ranks| ranks.first());
         self.round
             .get(self.next)
             .or_else(owed)
             .copied()
-            .unwrap_or(0)
+            .unwrap_or(first % self.ranks)
     }
 
     /// Returns how many samples the epoch will still assign when `n` are left: all except the dropped ones.
@@ -186,13 +195,13 @@ impl RankBatcher {
     }
 
     /// Cuts the next `count` samples into slices. `n` samples are left before. `count` is at most
-    /// [`RankBatcher::deliverable`].
-    pub(crate) fn assign(&mut self, mut n: u64, count: u32) -> Vec<RankSlice> {
+    /// [`RankBatcher::deliverable`]. Rounds that begin with one of these samples begin with rank `first`.
+    pub(crate) fn assign(&mut self, mut n: u64, count: u32, first: u32) -> Vec<RankSlice> {
         let mut slices = Vec::new();
         let mut rest = count;
         while rest > 0 {
             if self.missing == 0 {
-                self.begin_batch(n);
+                self.begin_batch(n, first);
             }
             let len = rest.min(self.missing);
             rest -= len;
@@ -220,21 +229,24 @@ impl RankBatcher {
         }
     }
 
-    fn begin_batch(&mut self, n: u64) {
+    fn begin_batch(&mut self, n: u64, first: u32) {
         if self.next == self.round.len() {
-            self.begin_round(n);
+            self.begin_round(n, first);
         }
         self.missing = self.size(self.next);
     }
 
-    fn begin_round(&mut self, n: u64) {
+    fn begin_round(&mut self, n: u64, first: u32) {
         // A batch has at least one sample, so a round has at most `n` batches.
         let most = usize::try_from(n).unwrap_or(usize::MAX);
         let owed = self.owed().first();
         let is_owed = owed.is_some();
         self.round = match owed {
             Some(ranks) => ranks.iter().copied().take(most).collect(),
-            None => (0..self.ranks).take(most).collect(),
+            None => (0..self.ranks)
+                .map(|after| (first % self.ranks + after) % self.ranks)
+                .take(most)
+                .collect(),
         };
         self.caught_up += usize::from(is_owed);
         let (owed, batches) = (self.owed_batches(), self.round.len() as u64);
@@ -303,10 +315,20 @@ mod tests {
 
     /// Assigns a whole epoch in minibatches of `slots`.
     fn epoch(batcher: &mut RankBatcher, n: u64, slots: u32) -> Vec<RankSlice> {
+        epoch_from(batcher, n, slots, |_| 0)
+    }
+
+    /// Does the same with rounds that begin with another rank, for each minibatch.
+    fn epoch_from(
+        batcher: &mut RankBatcher,
+        n: u64,
+        slots: u32,
+        first: impl Fn(u64) -> u32,
+    ) -> Vec<RankSlice> {
         let (mut left, mut all) = (n, Vec::new());
         while batcher.deliverable(left) > 0 {
             let count = batcher.deliverable(left).min(u64::from(slots)) as u32;
-            all.extend(batcher.assign(left, count));
+            all.extend(batcher.assign(left, count, first(n - left)));
             left -= u64::from(count);
         }
         all
@@ -329,11 +351,11 @@ mod tests {
     proptest! {
         #[test]
         fn ranks_get_equally_many_batches_and_every_sample_once(
-            n in 1u64..600, batch in 1u32..20, ranks in 1u32..9, slots in 1u32..40, drop_last: bool,
+            n in 1u64..600, batch in 1u32..20, ranks in 1u32..9, slots in 1u32..40, drop_last: bool, first: [u32; 8],
         ) {
             let mut batcher = RankBatcher::new(batch, ranks, drop_last);
             prop_assume!(batcher.can_assign(n));
-            let slices = epoch(&mut batcher, n, slots);
+            let slices = epoch_from(&mut batcher, n, slots, |drawn| first[drawn as usize % 8]);
             let assigned: u64 = slices.iter().map(|s| u64::from(s.len)).sum();
             let full = u64::from(batch * ranks);
             prop_assert_eq!(assigned, if drop_last { n - n % full } else { n });
@@ -364,7 +386,7 @@ mod tests {
         ) {
             let mut batcher = RankBatcher::new(batch, ranks, drop_last);
             prop_assume!(batcher.can_assign(n) && batcher.deliverable(n) > 0);
-            let slices = epoch(&mut batcher, n, slots);
+            let slices = epoch_from(&mut batcher, n, slots, |drawn| drawn as u32);
             for rank in 0..ranks {
                 let mine: Vec<&RankSlice> = slices.iter().filter(|s| s.rank == rank).collect();
                 let ends: Vec<usize> = (0..mine.len()).filter(|&i| mine[i].ends_epoch).collect();
@@ -382,7 +404,7 @@ mod tests {
             let (mut left, mut all, mut losses) = (n, Vec::new(), losses.into_iter());
             while batcher.deliverable(left) > 0 {
                 let count = batcher.deliverable(left).min(u64::from(slots)) as u32;
-                all.extend(batcher.assign(left, count));
+                all.extend(batcher.assign(left, count, 0));
                 left -= u64::from(count);
                 while losses.next() == Some(true) && batcher.can_lose_one(left) {
                     left -= 1;

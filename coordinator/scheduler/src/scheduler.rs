@@ -24,7 +24,7 @@ pub struct Scheduler {
     jobs: BTreeMap<JobId, Job>,
     cohorts: BTreeMap<String, Members>,
     pub(crate) known: Known,
-    /// Number of minibatches made.
+    /// Number of minibatches made, which is the number of the next one.
     made: u64,
 }
 
@@ -261,6 +261,18 @@ impl Scheduler {
         }
     }
 
+    /// From the next round on, assigns the batches of a job so that jobs with as many ranks and batches of the same size
+    /// assign one minibatch to one rank, wherever in their epochs they are.
+    ///
+    /// Which rank gets a batch then depends on what was drawn for others before. So this has no effect in ascending
+    /// order, which is for runs that can be repeated. The members of a cohort are assigned the same anyway.
+    pub fn align_ranks(&mut self, id: JobId) {
+        let is_random = self.config.order == DrawOrder::Random;
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.is_aligned = is_random && job.cohort.is_none();
+        }
+    }
+
     /// Records that a rank began to iterate an epoch.
     pub fn epoch_started(&mut self, id: JobId, rank: u32, epoch: u64) {
         if let Some(job) = self.jobs.get_mut(&id) {
@@ -443,7 +455,7 @@ impl Scheduler {
     pub fn lacks_buffers(&self) -> bool {
         let mut jobs = self.jobs.iter();
         jobs.any(|(&id, job)| {
-            job.is_out_of_batches(&self.config) && self.cohort_waits(id).is_none()
+            job.is_out_of_batches(&self.config, self.made) && self.cohort_waits(id).is_none()
         })
     }
 
@@ -469,7 +481,7 @@ impl Scheduler {
         let full = |id: &&JobId| {
             let job = self.jobs.get(id);
             // A member that has nothing left to assign has not begun its next epoch, and is not full.
-            let is_full = |job: &Job| !job.has_room(bound, &self.config, &waiting);
+            let is_full = |job: &Job| !job.has_room(bound, &self.config, &waiting, self.made);
             job.is_some_and(|job| job.deliverable() > 0 && is_full(job))
         };
         let full: Vec<String> = members
@@ -549,7 +561,14 @@ impl Scheduler {
         let mut deliveries = Vec::new();
         for (&id, before) in choice.targets.iter().zip(before) {
             if let Some(job) = self.jobs.get_mut(&id) {
-                deliveries.extend(job.assign(id, &choice.ids, before, self.made, &self.known));
+                deliveries.extend(job.assign(
+                    id,
+                    &choice.ids,
+                    before,
+                    self.made,
+                    &self.config,
+                    &self.known,
+                ));
             }
         }
         self.share(&choice.targets);

@@ -99,6 +99,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         2 => who().prop_map(Op::State),
         2 => (who(), prop_oneof![0..100u64, Just(u64::MAX)])
             .prop_map(|(who, samples)| Op::Ahead { who, samples }),
+        2 => who().prop_map(Op::Align),
     ];
     prop::collection::vec(op, 1..60)
 }

@@ -11,8 +11,8 @@ import coprep
 import pytest
 from coordinators import processes_of
 from gpu_jobs import fake_only
-from jobs import Start
-from sharing_jobs import Serve, each_sample_once
+from jobs import Job, Start
+from sharing_jobs import Serve, each_sample_once, epochs_of
 from waiting import gone, kill, until
 
 MINIBATCHES = 10
@@ -112,6 +112,29 @@ def test_two_gpus_have_an_uploader_each(serve: Serve, job: Start) -> None:
         assert stats[-1]["shared_uploads"] > 0
     uploaders = {line.split(" ")[0] for line in serving.driver.trace.read_text().splitlines()}
     assert len(uploaders) == 2
+
+
+@fake_only
+def test_ranks_on_several_gpus_share_and_each_sample_comes_once_to_a_job(serve: Serve, job: Start) -> None:
+    serve("devices=2")
+
+    def ranks(group: str, **plan: Any) -> list[Job]:
+        options = [{"rank": rank, "world_size": 2, "group": group} for rank in (0, 1)]
+        return [job("devices=2", gpu=of["rank"], gpus=2, epochs=6, options=of, **plan) for of in options]
+
+    first = ranks("first", steps=True, waits=False)
+    for rank in first:
+        rank.line()
+    # The second job comes within an epoch of the first one. Its ranks are aligned with those of the first.
+    second = ranks("second")
+    for rank in first:
+        rank.run_on()
+    for of_job in (first, second):
+        reports = [epochs_of(rank) for rank in of_job]
+        for one, other in zip(*reports, strict=True):
+            assert sorted(one["seen"] + other["seen"]) == list(range(200))
+        for epochs in reports:
+            assert epochs[-1]["stats"]["shared_uploads"] > 0
 
 
 @fake_only

@@ -50,7 +50,7 @@ impl Scheduler {
         self.jobs
             .values()
             .for_each(|job| job.count_waiting(&mut waiting));
-        let with_room = |job: &Job| job.has_room(bound, &self.config, &waiting);
+        let with_room = |job: &Job| job.has_room(bound, &self.config, &waiting, self.made);
         let alone = self
             .jobs
             .iter()

@@ -45,6 +45,8 @@ pub(crate) enum Op {
         who: u8,
         samples: u64,
     },
+    /// Aligns the ranks of a job with those of others.
+    Align(u8),
 }
 
 /// A simulated coordinator with its clients; see the module.
@@ -127,6 +129,7 @@ impl World {
             Op::Break(id) => drop(self.broken.insert(id)),
             Op::State(who) => self.on(who, World::compare_state),
             Op::Ahead { who, samples } => self.on(who, |w, id| w.set_ahead(id, samples)),
+            Op::Align(who) => self.on(who, |w, id| w.scheduler.align_ranks(id)),
         }
         self.pump();
     }

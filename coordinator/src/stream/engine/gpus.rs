@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use coprep_protocol::message::{GpuStatus, Reply, RingStatus};
+use coprep_scheduler::JobId;
 use coprep_shared_memory::handover::Account;
 
 use crate::device::ring::{Ring, RingRequest, UploadCounts};
@@ -162,7 +163,22 @@ impl Engine {
             mapped: None,
         });
         self.gpus.entry(key.clone()).or_default();
+        if self.shares_on_several(rank_id.job) {
+            self.scheduler.align_ranks(JobId(rank_id.job));
+        }
         is_shared && self.offer_ring(rank_id, &key)
+    }
+
+    /// Returns `true` if all ranks of a job share uploads, and not all on one GPU. A minibatch that is assigned to ranks
+    /// on several GPUs is copied to each of these.
+    fn shares_on_several(&self, job: u64) -> bool {
+        let Some(job) = self.jobs.get(&job) else {
+            return false;
+        };
+        let gpus = job.ranks.iter().map(|rank| rank.as_ref()?.gpu.as_ref());
+        let keys = gpus.map(|gpu| gpu.filter(|gpu| gpu.is_shared).map(|gpu| &gpu.key));
+        let keys: Option<BTreeSet<&GpuKey>> = keys.collect();
+        keys.is_some_and(|keys| keys.len() > 1)
     }
 
     /// Offers a consumer the ring of its GPU, if there is one. Returns `true` if one must be opened.
