@@ -17,7 +17,7 @@ def write_shard(path: Path, members: Iterable[tuple[str, bytes]], form: str = "p
             member = tarfile.TarInfo(name)
             member.size = len(content)
             # A time with a fraction makes `tarfile` write a pax header for each member, as many programs do.
-            member.mtime = 1_700_000_000.5 if form == "pax" else 1_700_000_000  # type: ignore[assignment]
+            member.mtime = 1_700_000_000.5 if form == "pax" else 1_700_000_000
             archive.addfile(member, io.BytesIO(content))
     return path
 

@@ -120,16 +120,17 @@ def WebDataset(  # noqa: N802 - the name is that of the package webdataset
     index beforehand. Images are 8-bit RGB of shape (3, height, width), labels are int64.
 
     Args:
-        urls: tar files, uncompressed: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or a list
-            of them. Braces are expanded: ``"s3://bucket/train-{000..099}.tar"``, ``"{a,b}.tar"``.
+        urls: uncompressed tar files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or
+            several. Braces are expanded: ``"s3://bucket/train-{000..099}.tar"``, ``"{a,b}.tar"``.
         image: endings of the images' names, without a dot, separated by semicolons. The first one that a sample has is
             its image.
         label: ending of the file that holds the label, an integer in text; ``"json:field"`` for an integer field of the
             sample's .json file; ``None`` for no labels, which gives 0 for all.
 
     Raises:
-        ValueError: a name, ``image`` or ``label`` is not accepted, or a name is that of a compressed file. When a loader
-            opens the shards: one of them is cut off or no tar file, or a sample lacks a part.
+        ValueError: a name, ``image`` or ``label`` is not accepted, or a name is that of a compressed file. When a
+            loader opens the shards: one of them is cut off or no tar file, or a sample lacks a part.
+        TypeError: ``urls`` is not text.
 
     >>> coprep.WebDataset("s3://bucket/train-{000..099}.tar").decode().random_resized_crop(224)
     """

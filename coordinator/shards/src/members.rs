@@ -281,7 +281,8 @@ impl ParsedHeader {
         }
         let name = header.path_bytes().into_owned();
         let kind = match header.entry_type() {
-            EntryType::Regular | EntryType::Continuous if name.ends_with(b"/") => {
+            // The format of 1979 had no type for folders. Later ones do, and cut long names, perhaps behind a slash.
+            EntryType::Regular if block[156] == 0 && name.ends_with(b"/") => {
                 HeaderKind::WithoutData
             }
             EntryType::Regular | EntryType::Continuous => HeaderKind::File,

@@ -206,6 +206,28 @@ fn a_pax_header_overrules_name_and_size() {
 }
 
 #[test]
+fn a_long_name_that_is_cut_behind_a_slash_is_no_folder() {
+    let mut archive = Builder::new(Vec::new());
+    let name = format!("{}a.jpg", "long/".repeat(30));
+    archive
+        .append_pax_extensions([("path", name.as_bytes())])
+        .unwrap();
+    let mut header = header(EntryType::Regular, 3);
+    // As programs write it: the first 100 bytes of the name.
+    header
+        .as_old_mut()
+        .name
+        .copy_from_slice(&name.as_bytes()[..100]);
+    header.set_cksum();
+    archive.append(&header, &b"abc"[..]).unwrap();
+    let bytes = archive.into_inner().unwrap();
+    let table = MemoryShard::new(&bytes)
+        .scan(ReadSizes::LOCAL, None)
+        .unwrap();
+    assert_eq!((table.name(0), table.lengths[0]), (name.as_str(), 3));
+}
+
+#[test]
 fn an_archive_may_end_with_its_last_member() {
     let bytes = archive(&[100, 200]);
     let end = bytes.len() - 1024;
@@ -263,7 +285,11 @@ fn hostile_headers_are_refused() {
             .unwrap_err()
             .contains("compressed by gzip")
     );
-    assert!(scan(&[b'x'; 600]).unwrap_err().contains("its header at byte 0 is broken"));
+    assert!(
+        scan(&[b'x'; 600])
+            .unwrap_err()
+            .contains("its header at byte 0 is broken")
+    );
 }
 
 proptest! {
