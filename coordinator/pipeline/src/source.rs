@@ -271,15 +271,29 @@ impl Dataset {
     ///
     /// If the file is missing or cannot be read.
     pub fn fetch_head(&self, id: u32, into: &mut Vec<u8>) -> Result<(), Error> {
-        let read = self.objects.read_head(self.extent(id), HEAD_BYTES, into);
+        if self.is_sharded() {
+            *into = self
+                .fetch_heads(&[id])
+                .pop()
+                .unwrap_or_else(|| Ok(Vec::new()))?;
+            return Ok(());
+        }
+        let read = self.objects.read_head(id, HEAD_BYTES, into);
         read.map_err(error::of_storage)
     }
 
     /// Reads the starts of several samples' files: at once from a remote store, one after another from a local folder.
     pub fn fetch_heads(&self, ids: &[u32]) -> Vec<Result<Vec<u8>, Error>> {
-        let extents: Vec<Extent> = ids.iter().map(|&id| self.extent(id)).collect();
-        let heads = self.objects.read_heads(&extents, HEAD_BYTES).into_iter();
-        heads.map(|head| head.map_err(error::of_storage)).collect()
+        let heads = if self.is_sharded() {
+            let extents: Vec<Extent> = ids.iter().map(|&id| self.extent(id)).collect();
+            self.objects.read_part_heads(&extents, HEAD_BYTES)
+        } else {
+            self.objects.read_heads(ids, HEAD_BYTES)
+        };
+        heads
+            .into_iter()
+            .map(|head| head.map_err(error::of_storage))
+            .collect()
     }
 
     /// Reads a sample's file into a buffer of exactly its length.

@@ -448,16 +448,13 @@ impl ObjectTable {
         }
     }
 
-    /// Reads the first bytes of an extent, at most `most`.
+    /// Reads the first bytes of an object, at most `most`.
     ///
     /// # Errors
     ///
     /// If the object is missing or cannot be read.
-    pub fn read_head(&self, extent: Extent, most: u64, into: &mut Vec<u8>) -> Result<(), Error> {
-        if extent.len.is_some() {
-            return self.read(extent.head(most), into);
-        }
-        match self.readable(extent.object) {
+    pub fn read_head(&self, object: u32, most: u64, into: &mut Vec<u8>) -> Result<(), Error> {
+        match self.readable(object) {
             ReadableObject::Local(path) => {
                 file::read_head(&path, most, into).map_err(|e| unreadable(path.display(), e))
             }
@@ -471,24 +468,40 @@ impl ObjectTable {
         }
     }
 
-    /// Reads the first bytes of remote extents, all at once, and of local ones, one after another.
-    pub fn read_heads(&self, extents: &[Extent], most: u64) -> Vec<Result<Vec<u8>, Error>> {
-        let home = extents.first().map(|extent| self.home_of(extent.object));
+    /// Reads the first bytes of remote objects, all at once, and of local ones, one after another.
+    pub fn read_heads(&self, objects: &[u32], most: u64) -> Vec<Result<Vec<u8>, Error>> {
+        let home = objects.first().map(|&object| self.home_of(object));
         let (Some(ObjectHome::Remote(store)), true) =
             (home, self.home_of.iter().all(|h| *h == self.home_of[0]))
         else {
-            let head = |&extent: &Extent| {
+            let head = |&object: &u32| {
                 let mut head = Vec::new();
-                self.read_head(extent, most, &mut head).map(|()| head)
+                self.read_head(object, most, &mut head).map(|()| head)
             };
-            return extents.iter().map(head).collect();
+            return objects.iter().map(head).collect();
         };
-        if extents.iter().any(|extent| extent.len.is_some()) {
-            let part = |extent: &Extent| (self.remote(extent.object), range(extent.head(most)));
-            return store.parts(&extents.iter().map(part).collect::<Vec<_>>());
+        let objects: Vec<_> = objects.iter().map(|&object| self.remote(object)).collect();
+        store.heads(&objects, most)
+    }
+
+    /// Reads the first bytes of parts of objects, at most `most` of each: from one store all at once, and otherwise one
+    /// after another.
+    pub fn read_part_heads(&self, parts: &[Extent], most: u64) -> Vec<Result<Vec<u8>, Error>> {
+        let heads: Vec<Extent> = parts.iter().map(|part| part.head(most)).collect();
+        let home = heads.first().map(|head| self.home_of(head.object));
+        if let Some(ObjectHome::Remote(store)) = home
+            && self.home_of.iter().all(|h| *h == self.home_of[0])
+        {
+            let wanted = heads
+                .iter()
+                .map(|head| (self.remote(head.object), range(*head)));
+            return store.parts(&wanted.collect::<Vec<_>>());
         }
-        let objects = extents.iter().map(|extent| self.remote(extent.object));
-        store.heads(&objects.collect::<Vec<_>>(), most)
+        let read = |head: &Extent| {
+            let mut bytes = Vec::new();
+            self.read(*head, &mut bytes).map(|()| bytes)
+        };
+        heads.iter().map(read).collect()
     }
 }
 
