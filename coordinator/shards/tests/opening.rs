@@ -204,13 +204,14 @@ fn a_replaced_shard_is_asked_for_once_and_named() {
     let local = scratch.path().join("t.tar");
     std::fs::write(&local, shard(0, 10, 2000)).unwrap();
     server.put(BUCKET, "t.tar", &shard(0, 10, 2000));
-    for (name, list) in [
+    let places = [
         (
             local.display().to_string(),
             list(&[local.display().to_string()]),
         ),
         (format!("s3://{BUCKET}/t.tar"), in_bucket("t.tar")),
-    ] {
+    ];
+    for (number, (name, list)) in (1..).zip(places) {
         let open = opened(&list, &stores, &scratch.path().join("indexes")).unwrap();
         let mut bytes = Vec::new();
         open.objects
@@ -218,8 +219,8 @@ fn a_replaced_shard_is_asked_for_once_and_named() {
             .unwrap();
         // The clock of a file system advances every few milliseconds.
         std::thread::sleep(Duration::from_millis(50));
-        std::fs::write(&local, shard(1, 10, 2000)).unwrap();
-        server.put(BUCKET, "t.tar", &shard(1, 10, 2000));
+        std::fs::write(&local, shard(number, 10, 2000)).unwrap();
+        server.put(BUCKET, "t.tar", &shard(number, 10, 2000));
         let before = server.counts().gets;
         for id in 0..10 {
             let error = open
