@@ -31,7 +31,7 @@ impl DaliIndex {
                 .filter(|column| !column.is_empty())
                 .collect();
             let each = if has_names { 4 } else { 3 };
-            if columns.len() % each != 0 {
+            if !columns.len().is_multiple_of(each) {
                 return None;
             }
             for member in columns.chunks(each) {

@@ -54,12 +54,15 @@ impl ReadSizes {
     }
 }
 
-/// A shard to be indexed. `read` replaces the content of a buffer by the bytes of a range.
+/// Replaces the content of a buffer by the bytes of a range of a shard.
+pub(crate) type ReadRange<'a> = dyn Fn(Range<u64>, &mut Vec<u8>) -> Result<(), Error> + 'a;
+
+/// A shard to be indexed.
 pub(crate) struct ShardReader<'a> {
     pub(crate) shard: &'a str,
     pub(crate) size: u64,
     pub(crate) sizes: ReadSizes,
-    pub(crate) read: &'a dyn Fn(Range<u64>, &mut Vec<u8>) -> Result<(), Error>,
+    pub(crate) read: &'a ReadRange<'a>,
 }
 
 /// The bytes of a shard that were read last.
