@@ -265,11 +265,12 @@ def test_a_shard_that_cannot_be_used_is_named_when_it_is_opened(
             len(coprep.WebDataset(tmp_path / "bad.tar"))
         assert f"{tmp_path}/bad.tar" in str(caught.value)
     shard = write_shard(tmp_path / "parts.tar", [("k/a.jpg", b"x"), ("k/a.cls", b"one")])
-    for options, part in [
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({}, 'the sample k/a has a label that is no integer: its .cls holds "one"'),
         ({"label": "json:id"}, "the sample k/a has no label: it has no member that ends in json, but jpg, cls"),
         ({"image": "png", "label": None}, "the sample k/a has no image: it has none of the endings png, but jpg, cls"),
-    ]:
+    ]
+    for options, part in wrong:
         with pytest.raises(ValueError, match=part) as caught:
             len(coprep.WebDataset(shard, **options))
         assert str(shard) in str(caught.value)
