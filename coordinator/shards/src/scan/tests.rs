@@ -1,4 +1,3 @@
-#![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 //! Tests of scans over archives in memory.
 
 use std::cell::Cell;
