@@ -6,9 +6,10 @@ use coprep_client::control;
 use coprep_protocol::dataset_path;
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::operators::check_next;
+use coprep_protocol::shard_list::{DEFAULT_IMAGE, DEFAULT_LABEL};
 use coprep_protocol::spec::{
     DEFAULT_FLIP, DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, FileList, IdentityPart, Op,
-    PipelineSpec, ResizeTo, Source, UserDataset,
+    PipelineSpec, ResizeTo, Source, TarShards, UserDataset,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -20,9 +21,10 @@ use crate::operators::{self, SizeArgument, calls, number, numbers};
 
 /// A source of images, and the operators that prepare one.
 ///
-/// Made by `coprep.ImageFolder` or `coprep.Files`. A pipeline is immutable: every method returns a new one. It can be
-/// pickled, copied and compared. `decode` comes first and `normalize` last. The others may come in any order, as often
-/// as you like. One of them must fix the size: `random_resized_crop`, `center_crop`, or `resize((height, width))`.
+/// Made by `coprep.ImageFolder`, `coprep.Files` or `coprep.WebDataset`. A pipeline is immutable: every method returns a
+/// new one. It can be pickled, copied and compared. `decode` comes first and `normalize` last. The others may come in any
+/// order, as often as you like. One of them must fix the size: `random_resized_crop`, `center_crop`, or
+/// `resize((height, width))`.
 ///
 /// Images are 8-bit RGB. A batch of them is uint8, or float32 after `normalize`, of shape (batch, 3, height, width).
 /// The result of the operators before the first random one can be cached as the decoded form.
@@ -111,6 +113,25 @@ pub(crate) fn files(
     Ok(PyPipeline {
         spec: PipelineSpec {
             source,
+            ops: Vec::new(),
+        },
+    })
+}
+
+/// Returns the images in tar shards. `shards` are paths or URLs, with or without braces.
+#[pyfunction]
+#[pyo3(signature = (shards, image=DEFAULT_IMAGE, label=Some(DEFAULT_LABEL)))]
+pub(crate) fn web_dataset(
+    py: Python<'_>,
+    shards: Vec<String>,
+    image: &str,
+    label: Option<&str>,
+) -> PyResult<PyPipeline> {
+    let named = py.detach(|| TarShards::named(&shards, image, label));
+    let named = named.map_err(|e| PyValueError::new_err(e.to_string()))?;
+    Ok(PyPipeline {
+        spec: PipelineSpec {
+            source: Source::TarShards(named),
             ops: Vec::new(),
         },
     })
@@ -301,12 +322,12 @@ impl PyPipeline {
         })
     }
 
-    /// Absolute path or URL of the folder, or `None` for a list of files.
+    /// Absolute path or URL of the folder, or `None` for lists of files and shards.
     #[getter]
     fn root(&self) -> Option<&str> {
         match &self.spec.source {
             Source::ImageFolder { root } => Some(root),
-            Source::Files(_) | Source::UserCode(_) => None,
+            Source::Files(_) | Source::TarShards(_) | Source::UserCode(_) => None,
         }
     }
 
@@ -347,6 +368,10 @@ impl PyPipeline {
                 let labels = (!list.labels.is_empty()).then_some(&list.labels);
                 ("files", (&list.paths, labels).into_pyobject(py)?)
             }
+            Source::TarShards(list) => (
+                "web_dataset",
+                (&list.shards, &list.image, &list.label).into_pyobject(py)?,
+            ),
             Source::UserCode(_) => {
                 return Err(PyTypeError::new_err(
                     "cannot pickle what a dataset of Python code comes to: pickle the dataset",

@@ -12,6 +12,7 @@ use clap::{ArgGroup, Args as ClapArgs, CommandFactory, Parser, Subcommand, Value
 use coprep_measurement::images::ImageOperators;
 use coprep_protocol::message::CacheForm;
 use coprep_protocol::paths::CoordinatorPaths;
+use coprep_protocol::shard_list::{DEFAULT_IMAGE, DEFAULT_LABEL};
 use coprep_protocol::size;
 use coprep_protocol::spec::Interpolation;
 
@@ -73,6 +74,8 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Fill the cache of a dataset before the jobs start. Run it again to resume an interrupted warm-up.
     Warm(WarmArgs),
+    /// Find the samples of tar shards beforehand, so that no job has to when it opens them.
+    Index(IndexArgs),
     /// Show streams, jobs and caches.
     Status(StatusArgs),
     /// Watch streams, jobs and caches on a live screen.
@@ -208,7 +211,7 @@ fn milliseconds(text: &str) -> Result<Duration, String> {
 #[derive(ClapArgs)]
 #[command(group = ArgGroup::new("what").required(true).args(["folder", "from"]))]
 pub(crate) struct WarmArgs {
-    /// Folder of images with one subfolder per class.
+    /// Folder of images with one subfolder per class, or tar shards, such as 's3://bucket/train-{000..099}.tar' (quoted).
     pub(crate) folder: Option<PathBuf>,
     /// Take datasets, operators and cache settings from a training script, which runs until its first iteration over a
     /// coprep.DataLoader; or from an import string `module:attribute` of a pipeline, a dataset or a loader.
@@ -228,7 +231,42 @@ pub(crate) struct WarmArgs {
     pub(crate) bytes: Option<u64>,
     #[command(flatten)]
     pub(crate) fixed: Fixed,
+    #[command(flatten)]
+    pub(crate) parts: Parts,
     /// Print JSON lines instead of a progress bar.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The parts of samples in tar shards that are used.
+#[derive(ClapArgs)]
+pub(crate) struct Parts {
+    /// Of shards: take the first of these files of a sample as its image.
+    #[arg(long, value_name = "ENDINGS", default_value = DEFAULT_IMAGE, help_heading = "Tar shards")]
+    pub(crate) image: String,
+    /// Of shards: take the label from this file, such as cls, or json:FIELD; none: no labels.
+    #[arg(long, value_name = "PART", default_value = DEFAULT_LABEL, help_heading = "Tar shards")]
+    label: String,
+}
+
+impl Parts {
+    /// Returns the part with the label, or `None` for no labels.
+    pub(crate) fn label(&self) -> Option<&str> {
+        Some(self.label.as_str()).filter(|label| *label != "none")
+    }
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct IndexArgs {
+    /// Paths or URLs of tar shards, with or without braces: 's3://bucket/train-{000..099}.tar'.
+    #[arg(required = true, value_name = "SHARDS")]
+    pub(crate) shards: Vec<String>,
+    /// Also write the indexes into this folder: put them beside the shards, and nobody has to make them.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) parts: Parts,
+    /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
 }

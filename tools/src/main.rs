@@ -9,6 +9,7 @@ mod args;
 mod bench;
 mod check_gpu;
 mod doctor;
+mod index;
 mod logs;
 mod output;
 mod progress;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
     let outcome = match args.command {
         Command::Serve(serve) => serve::run(paths, &serve),
         Command::Warm(warm) => warm::run(&paths, &warm),
+        Command::Index(index) => index::run(&index),
         Command::Status(status) => status::run(&paths, &status),
         Command::Throttle(throttle) => status::throttle(&paths, &throttle),
         Command::Top(top) => top::run(&paths, &top),

@@ -11,7 +11,9 @@ use coprep_protocol::message::{
     SampleCost, Status, StreamStatus,
 };
 use coprep_protocol::paths::CoordinatorPaths;
+use coprep_protocol::shard_list::{DEFAULT_IMAGE, names_shards};
 use coprep_protocol::size::human;
+use coprep_protocol::spec::TarShards;
 use coprep_terminal::{BETWEEN, WIDTH, clean, duration, ending, label, number, table, wrapped};
 
 use crate::output::print_line;
@@ -85,12 +87,7 @@ fn drop_of_dataset(paths: &CoordinatorPaths, named: &str) -> Outcome<u64> {
     let mut name = named.to_owned();
     if of(&name).is_empty() {
         // It is no name that `status` shows, so it must be a path or a URL.
-        name = match DatasetUrl::parse(named)? {
-            Some(url) => url.to_string(),
-            None => dataset_path::folder(Path::new(named))?
-                .to_string_lossy()
-                .into_owned(),
-        };
+        name = dataset_name(named)?;
     }
     let found = of(&name);
     if found.is_empty() {
@@ -102,6 +99,20 @@ fn drop_of_dataset(paths: &CoordinatorPaths, named: &str) -> Outcome<u64> {
         return Err(text.into());
     }
     Ok(control::drop_caches(paths, Some(name))?)
+}
+
+/// Returns the name that `status` shows for a path or URL.
+fn dataset_name(named: &str) -> Outcome<String> {
+    if names_shards(named) && !Path::new(named).is_dir() {
+        // The parts of samples are no part of the name.
+        return Ok(TarShards::named(&[named.to_owned()], DEFAULT_IMAGE, None)?.name());
+    }
+    Ok(match DatasetUrl::parse(named)? {
+        Some(url) => url.to_string(),
+        None => dataset_path::folder(Path::new(named))?
+            .to_string_lossy()
+            .into_owned(),
+    })
 }
 
 /// Says that a dataset has no cache, and names the datasets that have one.

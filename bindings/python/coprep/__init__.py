@@ -50,6 +50,7 @@ __all__ = [
     "TimeoutError",
     "UnsharedWarning",
     "WaitingWarning",
+    "WebDataset",
     "__version__",
     "install",
     "status",
@@ -106,6 +107,37 @@ def Files(paths: Iterable[Path], labels: Iterable[int] | None = None) -> Pipelin
         # The characters of a text would be taken for paths.
         raise TypeError(f"paths must be a list of paths, not {paths!r}: write [{paths!r}], or coprep.ImageFolder(...)")
     return _coprep.files([os.fspath(p) for p in paths], None if labels is None else [_label(x) for x in labels])
+
+
+def WebDataset(  # noqa: N802 - the name is that of the package webdataset
+    urls: Path | Iterable[Path], image: str = "jpg;jpeg;png;webp", label: str | None = "cls"
+) -> Pipeline:
+    """Returns the images in tar shards, read one by one and in any order, as those of a folder are.
+
+    Consecutive files of a shard whose names agree up to the first dot of the base name are a sample, as in the package
+    ``webdataset``. Sample ids follow (shard, position in the shard). The first coordinator that opens a shard finds its
+    samples by reading the headers in it, and keeps an index of them in ``~/.cache/coprep``; ``coprep index`` makes the
+    index beforehand. Images are 8-bit RGB of shape (3, height, width), labels are int64.
+
+    Args:
+        urls: uncompressed tar files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or
+            several. Braces are expanded: ``"s3://bucket/train-{000..099}.tar"``, ``"{a,b}.tar"``.
+        image: endings of the images' names, without a dot, separated by semicolons. The first one that a sample has is
+            its image.
+        label: ending of the file that holds the label, an integer in text; ``"json:field"`` for an integer field of the
+            sample's .json file; ``None`` for no labels, which gives 0 for all.
+
+    Raises:
+        ValueError: a name, ``image`` or ``label`` is not accepted, or a name is that of a compressed file. When a
+            loader opens the shards: one of them is cut off or no tar file, or a sample lacks a part.
+        TypeError: ``urls`` is not text.
+
+    >>> coprep.WebDataset("s3://bucket/train-{000..099}.tar").decode().random_resized_crop(224)
+    """
+    if isinstance(urls, bytes):
+        raise TypeError(f"urls must be text, not {urls!r}")
+    names = [urls] if isinstance(urls, (str, os.PathLike)) else list(urls)
+    return _coprep.web_dataset([os.fspath(name) for name in names], image, label)
 
 
 def _label(value: Any) -> int:

@@ -23,10 +23,10 @@ Size = int | Iterable[int]
 class Pipeline:
     """A source of images, and the operators that prepare one.
 
-    Made by ``coprep.ImageFolder`` or ``coprep.Files``. A pipeline is immutable: every method returns a new one. It can
-    be pickled, copied and compared. ``decode`` comes first and ``normalize`` last. The others may come in any order, as
-    often as you like. One of them must fix the size: ``random_resized_crop``, ``center_crop``, or
-    ``resize((height, width))``.
+    Made by ``coprep.ImageFolder``, ``coprep.Files`` or ``coprep.WebDataset``. A pipeline is immutable: every method
+    returns a new one. It can be pickled, copied and compared. ``decode`` comes first and ``normalize`` last. The others
+    may come in any order, as often as you like. One of them must fix the size: ``random_resized_crop``,
+    ``center_crop``, or ``resize((height, width))``.
 
     Images are 8-bit RGB. A batch of them is uint8, or float32 after ``normalize``, of shape (batch, 3, height, width).
     The result of the operators before the first random one can be cached as the decoded form.
@@ -95,7 +95,7 @@ class Pipeline:
 
     @property
     def root(self) -> str | None:
-        """Absolute path or URL of the folder, or ``None`` for a list of files."""
+        """Absolute path or URL of the folder, or ``None`` for lists of files and shards."""
 
     @property
     def classes(self) -> list[str]:
@@ -255,6 +255,7 @@ def keep_freed_memory() -> None: ...
 def sample_key(seed: int, sample: int, visit: int) -> int: ...
 def image_folder(root: str | os.PathLike[str]) -> Pipeline: ...
 def files(paths: list[str], labels: list[int] | None = None) -> Pipeline: ...
+def web_dataset(shards: list[str], image: str = "jpg;jpeg;png;webp", label: str | None = "cls") -> Pipeline: ...
 def restore(
     source: str, arguments: tuple[Any, ...], operators: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 ) -> Pipeline: ...

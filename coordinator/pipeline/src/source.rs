@@ -1,4 +1,4 @@
-//! Datasets: folders of classes, and lists of files, local or in a remote store.
+//! Datasets: folders of classes, lists of files, and tar shards, local or in a remote store.
 //!
 //! A dataset is held once, in two arrays and one byte arena of relative paths. 1.3 million samples take about 60 MB in
 //! a few allocations. The order of samples is that of `torchvision.datasets.ImageFolder`: classes in lexicographic
@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coprep_protocol::dataset_url::DatasetUrl;
-use coprep_protocol::spec::{FileList, Source};
+use coprep_protocol::spec::{FileList, Source, TarShards};
+use coprep_shards::{IndexFolder, ShardSamples};
 use coprep_storage::{Extent, ObjectTable, OutageReport, ReadThrottle, Stores};
 
 use crate::error::{self, Error, ErrorKind};
@@ -32,8 +33,10 @@ const HEAD_BYTES: u64 = 256 << 10;
 pub struct Dataset {
     classes: Vec<String>,
     labels: Vec<i64>,
-    /// The objects. Each is a sample at present, so the id of a sample is the number of its object.
+    /// The objects. Without `shards`, each is a sample, so the id of a sample is the number of its object.
     objects: ObjectTable,
+    /// The places of samples within objects that are tar shards.
+    shards: Option<ShardSamples>,
     ignored: u64,
     fingerprint: u128,
 }
@@ -48,14 +51,16 @@ impl Dataset {
         Dataset::open_in(source, &Stores::default(), &mut |_| true)
     }
 
-    /// Lists the samples of a source. A folder is walked or listed; a list of paths is taken as it is. Of URLs, the
-    /// folder that they share is listed for their sizes and ETags. `goes_on` is told the number of objects listed so far
+    /// Lists the samples of a source. A folder is walked or listed; a list of paths is taken as it is; shards are found by
+    /// their indexes, which are made if there are none. Of URLs, the folder that they share is listed for their sizes and
+    /// ETags. `goes_on` is told the number of objects listed so far
     /// from time to time, and ends the listing by `false`.
     ///
     /// # Errors
     ///
     /// If the folder is missing, has no class folders, or a class has no image of a decoded format;
-    /// if labels and paths differ in number; if there is no sample, or more than 2^32 - 1;
+    /// if labels and paths differ in number; if a shard or a sample in it cannot be used;
+    /// if there is no sample, or more than 2^32 - 1;
     /// if a store does not answer, or refuses.
     pub fn open_in(
         source: &Source,
@@ -68,6 +73,7 @@ impl Dataset {
                 None => image_folder(Path::new(root))?,
             },
             Source::Files(list) => files(list, stores)?,
+            Source::TarShards(list) => tar_shards(list, stores, goes_on)?,
             Source::UserCode(user) => {
                 return Err(invalid(format!(
                     "{} is a dataset of a job's own code: only its jobs can open it",
@@ -92,6 +98,7 @@ impl Dataset {
             classes: Vec::new(),
             labels: Vec::new(),
             objects: ObjectTable::local(root),
+            shards: None,
             ignored: 0,
             fingerprint: 0,
         }
@@ -105,6 +112,9 @@ impl Dataset {
     fn hash(&self) -> u128 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         self.objects.identify(&mut hash);
+        if let Some(shards) = &self.shards {
+            shards.identify(&mut hash);
+        }
         self.labels
             .iter()
             .for_each(|label| hash.update(&label.to_le_bytes()));
@@ -140,17 +150,53 @@ impl Dataset {
         self.labels[id as usize]
     }
 
-    /// Returns the path of a sample's file, or its URL.
+    /// Returns the path of a sample's file, or its URL. After it, for a sample in a shard: `#` and the name of its image
+    /// there.
     ///
     /// # Panics
     ///
     /// If `id` is not below [`Dataset::len`].
     #[must_use]
     pub fn path(&self, id: u32) -> PathBuf {
-        self.objects.path(id)
+        let Some(shards) = &self.shards else {
+            return self.objects.path(id);
+        };
+        let mut path = self.objects.path(shards.shard(id)).into_os_string();
+        path.push("#");
+        path.push(shards.name(id));
+        path.into()
     }
 
-    /// Returns the names of the classes, in the order of their labels. A list of files has none.
+    /// Returns the path or URL of the object that holds a sample: a file of its own, or a shard.
+    ///
+    /// # Panics
+    ///
+    /// If `id` is not below [`Dataset::len`].
+    #[must_use]
+    pub fn object_path(&self, id: u32) -> PathBuf {
+        self.objects.path(self.extent(id).object)
+    }
+
+    /// Returns the bytes that hold a sample.
+    ///
+    /// # Panics
+    ///
+    /// If `id` is not below [`Dataset::len`].
+    #[must_use]
+    pub fn extent(&self, id: u32) -> Extent {
+        match &self.shards {
+            Some(shards) => shards.extent(id),
+            None => Extent::whole(id),
+        }
+    }
+
+    /// Returns `true` if samples lie in tar shards.
+    #[must_use]
+    pub fn is_sharded(&self) -> bool {
+        self.shards.is_some()
+    }
+
+    /// Returns the names of the classes, in the order of their labels. Lists of files and shards have none.
     #[must_use]
     pub fn classes(&self) -> &[String] {
         &self.classes
@@ -185,13 +231,16 @@ impl Dataset {
     /// Returns the CPU time that the threads of remote storage spend on `bytes` bytes of a sample.
     #[must_use]
     pub fn io_cpu_for(&self, id: u32, bytes: u64) -> Duration {
-        self.objects.io_cpu_for(id, bytes)
+        self.objects.io_cpu_for(self.extent(id).object, bytes)
     }
 
     /// Returns the length of a sample if the listing told it, so that nobody needs to be asked.
     #[must_use]
     pub fn listed_len(&self, id: u32) -> Option<u64> {
-        self.objects.listed_length(id)
+        match &self.shards {
+            Some(shards) => Some(shards.length(id)),
+            None => self.objects.listed_length(id),
+        }
     }
 
     /// Returns the length of a sample's file.
@@ -200,7 +249,10 @@ impl Dataset {
     ///
     /// If the file is missing or cannot be read.
     pub fn file_len(&self, id: u32) -> Result<u64, Error> {
-        self.objects.length(id).map_err(error::of_storage)
+        match &self.shards {
+            Some(shards) => Ok(shards.length(id)),
+            None => self.objects.length(id).map_err(error::of_storage),
+        }
     }
 
     /// Reads a sample's file. Afterwards `into` holds exactly its bytes.
@@ -209,7 +261,7 @@ impl Dataset {
     ///
     /// If the file is missing, cannot be read, is no regular file, or is longer than [`coprep_storage::MOST_BYTES`].
     pub fn fetch(&self, id: u32, into: &mut Vec<u8>) -> Result<(), Error> {
-        let read = self.objects.read(Extent::whole(id), into);
+        let read = self.objects.read(self.extent(id), into);
         read.map_err(error::of_storage)
     }
 
@@ -219,14 +271,29 @@ impl Dataset {
     ///
     /// If the file is missing or cannot be read.
     pub fn fetch_head(&self, id: u32, into: &mut Vec<u8>) -> Result<(), Error> {
+        if self.is_sharded() {
+            *into = self
+                .fetch_heads(&[id])
+                .pop()
+                .unwrap_or_else(|| Ok(Vec::new()))?;
+            return Ok(());
+        }
         let read = self.objects.read_head(id, HEAD_BYTES, into);
         read.map_err(error::of_storage)
     }
 
     /// Reads the starts of several samples' files: at once from a remote store, one after another from a local folder.
     pub fn fetch_heads(&self, ids: &[u32]) -> Vec<Result<Vec<u8>, Error>> {
-        let heads = self.objects.read_heads(ids, HEAD_BYTES).into_iter();
-        heads.map(|head| head.map_err(error::of_storage)).collect()
+        let heads = if self.is_sharded() {
+            let extents: Vec<Extent> = ids.iter().map(|&id| self.extent(id)).collect();
+            self.objects.read_part_heads(&extents, HEAD_BYTES)
+        } else {
+            self.objects.read_heads(ids, HEAD_BYTES)
+        };
+        heads
+            .into_iter()
+            .map(|head| head.map_err(error::of_storage))
+            .collect()
     }
 
     /// Reads a sample's file into a buffer of exactly its length.
@@ -235,7 +302,7 @@ impl Dataset {
     ///
     /// If the file is missing, cannot be read, or is not `into.len()` bytes long any more.
     pub fn fetch_into(&self, id: u32, into: &mut [u8]) -> Result<(), Error> {
-        let read = self.objects.read_into(Extent::whole(id), into);
+        let read = self.objects.read_into(self.extent(id), into);
         read.map_err(error::of_storage)
     }
 }
@@ -266,6 +333,22 @@ fn files(list: &FileList, stores: &Stores) -> Result<Dataset, Error> {
     let label = |i: usize| list.labels.get(i).copied().unwrap_or(0);
     dataset.labels = (0..list.paths.len()).map(label).collect();
     remote::push_files(&mut dataset.objects, &list.paths, stores)?;
+    Ok(dataset)
+}
+
+fn tar_shards(
+    list: &TarShards,
+    stores: &Stores,
+    goes_on: &mut dyn FnMut(u64) -> bool,
+) -> Result<Dataset, Error> {
+    let folder = IndexFolder::of_user();
+    let open = coprep_shards::open(list, stores, &folder, goes_on).map_err(Error::from_lower)?;
+    let mut dataset = Dataset::rooted(Path::new(""));
+    dataset.labels = open.labels;
+    // Without a label part every label is 0, as in a list of files without labels.
+    dataset.labels.resize(open.samples.len(), 0);
+    dataset.objects = open.objects;
+    dataset.shards = Some(open.samples);
     Ok(dataset)
 }
 

@@ -14,6 +14,7 @@
 //! * [`gpu_batch`]: the places of a batch's fields in a buffer of a GPU.
 //! * [`dataset_path`]: one spelling for each path of a dataset.
 //! * [`dataset_url`]: URLs of datasets in object stores.
+//! * [`shard_list`], [`braces`]: tar shards as a person names them.
 //! * [`paths`]: where the socket lies, and who may own it.
 //! * [`poll_interval`]: bounds of waits that a lost wake-up could prolong.
 //! * [`polling`]: waits for descriptors that no signal cuts short.
@@ -25,6 +26,7 @@
 //! validated before it is read. A frame that fails either check ends that connection only.
 #![deny(unsafe_code)]
 
+pub mod braces;
 pub mod code;
 pub mod dataset_path;
 pub mod dataset_url;
@@ -41,6 +43,7 @@ pub mod outgoing;
 pub mod paths;
 pub mod poll_interval;
 pub mod polling;
+pub mod shard_list;
 pub mod size;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod spec;
@@ -48,4 +51,4 @@ pub mod spec;
 pub mod uploader;
 
 /// Version of the messages. A client and its coordinator must have the same.
-pub const PROTOCOL_VERSION: u16 = 9;
+pub const PROTOCOL_VERSION: u16 = 10;

@@ -20,6 +20,21 @@ pub enum Source {
     Files(FileList),
     /// A dataset in the job's own code.
     UserCode(UserDataset),
+    /// Tar files in the layout of WebDataset.
+    TarShards(TarShards),
+}
+
+/// Tar files in the layout of WebDataset: consecutive files whose names agree up to the first dot are one sample. Ids
+/// follow (shard, position in the shard).
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+pub struct TarShards {
+    /// Absolute paths, or URLs, without braces.
+    pub shards: Vec<String>,
+    /// Endings of the image's name, separated by semicolons. The first one that a sample has is its image.
+    pub image: String,
+    /// Ending of the name of a file that holds the label, an integer in text. After a colon, the integer field of a JSON
+    /// file. `None` for no labels (then every label is 0).
+    pub label: Option<String>,
 }
 
 /// A dataset of the job's own code. These fields are its identity. The way to run it travels separately, in
@@ -358,6 +373,7 @@ impl fmt::Display for PipelineSpec {
             Source::ImageFolder { root } => write!(f, "ImageFolder({root:?})")?,
             Source::Files(list) => write!(f, "Files({} paths)", list.paths.len())?,
             Source::UserCode(user) => f.write_str(&user.name)?,
+            Source::TarShards(shards) => write!(f, "{shards}")?,
         }
         self.ops.iter().try_for_each(|op| write!(f, ".{op}"))
     }

@@ -80,7 +80,7 @@ fn needs_listing(source: &Source) -> bool {
     // An invalid URL is reported when the dataset is opened.
     let is_url = |path: &String| !matches!(DatasetUrl::parse(path), Ok(None));
     match source {
-        Source::ImageFolder { .. } => true,
+        Source::ImageFolder { .. } | Source::TarShards(_) => true,
         Source::Files(list) => list.paths.iter().any(is_url),
         Source::UserCode(_) => false,
     }
@@ -96,6 +96,10 @@ fn listing_step(source: &Source, listed: u64) -> String {
         Source::ImageFolder { root } => {
             format!("the files of the folder {root} are being listed{so_far}")
         }
+        Source::TarShards(_) => format!(
+            "the shards {} are being opened, which reads them if they have no index{so_far}",
+            source_name(source)
+        ),
         _ => format!("{} are being looked up{so_far}", source_name(source)),
     }
 }

@@ -130,6 +130,9 @@ fn sources_that_differ(a: &Source, b: &Source) -> Option<String> {
             let labels = || (a.labels != b.labels).then(|| "labels".into());
             first.map(path).or_else(labels)
         }
+        (Source::TarShards(a), Source::TarShards(b)) if a.shards == b.shards => {
+            (a != b).then(|| format!("parts of samples, {a} and {b}"))
+        }
         _ => (a != b).then(|| format!("source {} and {}", source_name(a), source_name(b))),
     }
 }
@@ -179,6 +182,7 @@ pub(super) fn source_name(source: &Source) -> String {
         Source::ImageFolder { root } => root.clone(),
         Source::Files(list) => format!("{} files", list.paths.len()),
         Source::UserCode(user) => user.name.clone(),
+        Source::TarShards(shards) => shards.name(),
     }
 }
 

@@ -26,6 +26,16 @@ const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(5);
 /// # Errors
 /// If it cannot be opened, is no regular file, or is longer than [`MOST_BYTES`].
 pub fn open(path: &Path) -> io::Result<(File, u64)> {
+    let (file, meta) = open_of_any_length(path)?;
+    let length = check_length(meta.len())?;
+    Ok((file, length))
+}
+
+/// Opens a regular file, as [`open`] does, of whatever length.
+///
+/// # Errors
+/// If it cannot be opened, or is no regular file.
+pub(crate) fn open_of_any_length(path: &Path) -> io::Result<(File, Metadata)> {
     // With these flags a pipe opens without a writer, and a terminal does not become this process's controlling
     // terminal.
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
@@ -36,13 +46,14 @@ pub fn open(path: &Path) -> io::Result<(File, u64)> {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock && path.is_file() => File::open(path),
         // For a folder or a device, "it is a folder" says more than the error number of the failed open.
         Err(e) => Err(std::fs::metadata(path)
-            .and_then(|m| length(&m))
+            .and_then(|m| check_kind(&m))
             .err()
             .unwrap_or(e)),
         opened => opened,
     }?;
-    let length = length(&file.metadata()?)?;
-    Ok((file, length))
+    let meta = file.metadata()?;
+    check_kind(&meta)?;
+    Ok((file, meta))
 }
 
 /// Opens a file, and tries again for up to [`DESCRIPTOR_TIMEOUT`] if this process or the machine has no descriptor
@@ -71,6 +82,12 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
 /// # Errors
 /// If it is something else, or longer than [`MOST_BYTES`].
 pub(crate) fn length(meta: &Metadata) -> io::Result<u64> {
+    check_kind(meta)?;
+    check_length(meta.len())
+}
+
+/// Refuses everything but a regular file.
+pub(crate) fn check_kind(meta: &Metadata) -> io::Result<()> {
     let kind = meta.file_type();
     if !kind.is_file() {
         let what = match () {
@@ -85,7 +102,7 @@ pub(crate) fn length(meta: &Metadata) -> io::Result<u64> {
             "it is {what}, and a sample must be a regular file"
         )));
     }
-    check_length(meta.len())
+    Ok(())
 }
 
 fn check_length(length: u64) -> io::Result<u64> {

@@ -5,13 +5,15 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::error::{Error, changed, unreadable};
+use crate::error::{Error, ErrorKind, changed, unreadable};
 use crate::file;
 use crate::health::OutageReport;
+use crate::open_files::{LocalObject, OpenFiles};
 use crate::remote::{ListedObject, ObjectRef, RemoteStore};
 use crate::target::ReadTarget;
 use crate::throttle::ReadThrottle;
@@ -37,6 +39,15 @@ impl Extent {
             len: None,
         }
     }
+
+    /// Returns the first bytes of an extent of known length, at most `most`.
+    fn head(self, most: u64) -> Extent {
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
+        Extent {
+            len: self.len.map(|len| len.min(most)),
+            ..self
+        }
+    }
 }
 
 /// Where the objects of a table lie.
@@ -60,10 +71,14 @@ pub struct ObjectTable {
     /// End of each name within `names`.
     ends: Vec<u64>,
     listed: Listed,
+    /// Local objects that are read in parts.
+    open_files: OpenFiles,
+    /// The error of each object that was found to be replaced. Empty if no object is read in parts.
+    replaced: Vec<OnceLock<Error>>,
     throttle: Option<Arc<ReadThrottle>>,
 }
 
-/// What listings say of objects. Empty if all objects are local.
+/// What listings say of objects. Empty if all objects are local and read as a whole.
 #[derive(Default)]
 struct Listed {
     /// Length of each object, or [`UNKNOWN`].
@@ -130,6 +145,8 @@ impl ObjectTable {
             names: Vec::new(),
             ends: Vec::new(),
             listed: Listed::default(),
+            open_files: OpenFiles::default(),
+            replaced: Vec::new(),
             throttle: None,
         }
     }
@@ -154,6 +171,19 @@ impl ObjectTable {
             listed.and_then(|l| l.etag.as_deref()),
         );
         self.listed.push(object, size, etag);
+    }
+
+    /// Adds a local file that is read in parts. It must keep its size and its `etag`, which stands for its content.
+    pub fn push_shard(&mut self, path: &[u8], size: u64, etag: &str) {
+        let object = self.len() as usize;
+        self.push_name(0, &[path]);
+        self.listed.push(object, Some(size), Some(etag));
+    }
+
+    /// Prepares for reads of parts, when the list is final. From then on, an object that was found to be replaced is not
+    /// asked for again.
+    pub fn remember_replaced(&mut self) {
+        self.replaced.resize_with(self.ends.len(), OnceLock::new);
     }
 
     fn push_name(&mut self, home: usize, parts: &[&[u8]]) {
@@ -200,7 +230,8 @@ impl ObjectTable {
     /// Returns `true` if objects lie in a remote store.
     #[must_use]
     pub fn is_remote(&self) -> bool {
-        !self.listed.sizes.is_empty()
+        let is_remote = |home: &ObjectHome| matches!(home, ObjectHome::Remote(_));
+        self.homes.iter().any(is_remote)
     }
 
     /// Adds the identity of all objects to a hash: root, names and order; of remote objects also store, sizes and ETags.
@@ -330,6 +361,11 @@ impl ObjectTable {
     ///
     /// If the object is missing, cannot be read, was replaced, or is longer than [`crate::MOST_BYTES`].
     pub fn read(&self, extent: Extent, into: &mut Vec<u8>) -> Result<(), Error> {
+        if let Some(len) = extent.len {
+            // Not cleared, so that bytes of the sample before are overwritten and not zeroed first.
+            into.resize(len as usize, 0);
+            return self.read_into(extent, into);
+        }
         match self.readable(extent.object) {
             ReadableObject::Local(path) => {
                 file::read(&path, into).map_err(|e| unreadable(path.display(), e))?;
@@ -348,14 +384,68 @@ impl ObjectTable {
     ///
     /// If the object is missing, cannot be read, or is not as long as expected any more.
     pub fn read_into(&self, extent: Extent, into: &mut [u8]) -> Result<(), Error> {
-        match self.readable(extent.object) {
-            ReadableObject::Local(path) => read_file_into(&path, into)?,
-            ReadableObject::Remote(store, object) => {
-                store.read(object, range(extent), &mut ReadTarget::exact(into))?;
+        if extent.len.is_some() {
+            self.read_part(extent, into)?;
+        } else {
+            match self.readable(extent.object) {
+                ReadableObject::Local(path) => read_file_into(&path, into)?,
+                ReadableObject::Remote(store, object) => {
+                    store.read(object, None, &mut ReadTarget::exact(into))?;
+                }
             }
         }
         self.slow_down(into.len());
         Ok(())
+    }
+
+    /// Reads a part of an object. An object that was replaced is asked for once, and not once for each of its parts.
+    fn read_part(&self, extent: Extent, into: &mut [u8]) -> Result<(), Error> {
+        // An empty range is not a range in HTTP.
+        if into.is_empty() {
+            return Ok(());
+        }
+        let replaced = self.replaced.get(extent.object as usize);
+        if let Some(error) = replaced.and_then(OnceLock::get) {
+            return Err(error.clone());
+        }
+        let read = match self.readable(extent.object) {
+            ReadableObject::Local(path) => {
+                let local = self.local_object(extent.object, &path);
+                self.open_files.read(&local, extent.at, into)
+            }
+            ReadableObject::Remote(store, object) => {
+                store.read(object, range(extent), &mut ReadTarget::exact(into))
+            }
+        };
+        read.inspect_err(|error| {
+            if let Some(replaced) = replaced.filter(|_| *error.kind() == ErrorKind::Changed) {
+                // Another thread may have found it at the same time, with the same result.
+                let _ = replaced.set(error.clone());
+            }
+        })
+    }
+
+    /// Reads a part of an object while a dataset is opened: a store that does not answer is an error within seconds.
+    ///
+    /// # Errors
+    ///
+    /// As [`ObjectTable::read_into`].
+    pub fn read_at_opening(&self, extent: Extent, into: &mut Vec<u8>) -> Result<(), Error> {
+        match self.readable(extent.object) {
+            ReadableObject::Local(_) => self.read(extent, into),
+            ReadableObject::Remote(store, object) => {
+                store.read_at_opening(object, range(extent), into)
+            }
+        }
+    }
+
+    fn local_object<'a>(&'a self, object: u32, path: &'a Path) -> LocalObject<'a> {
+        LocalObject {
+            number: object,
+            path,
+            size: self.listed.size(object as usize),
+            etag: self.listed.etag(object as usize),
+        }
     }
 
     /// Reads the first bytes of an object, at most `most`.
@@ -392,6 +482,26 @@ impl ObjectTable {
         };
         let objects: Vec<_> = objects.iter().map(|&object| self.remote(object)).collect();
         store.heads(&objects, most)
+    }
+
+    /// Reads the first bytes of parts of objects, at most `most` of each: from one store all at once, and otherwise one
+    /// after another.
+    pub fn read_part_heads(&self, parts: &[Extent], most: u64) -> Vec<Result<Vec<u8>, Error>> {
+        let heads: Vec<Extent> = parts.iter().map(|part| part.head(most)).collect();
+        let home = heads.first().map(|head| self.home_of(head.object));
+        if let Some(ObjectHome::Remote(store)) = home
+            && self.home_of.iter().all(|h| *h == self.home_of[0])
+        {
+            let wanted = heads
+                .iter()
+                .map(|head| (self.remote(head.object), range(*head)));
+            return store.parts(&wanted.collect::<Vec<_>>());
+        }
+        let read = |head: &Extent| {
+            let mut bytes = Vec::new();
+            self.read(*head, &mut bytes).map(|()| bytes)
+        };
+        heads.iter().map(read).collect()
     }
 }
 

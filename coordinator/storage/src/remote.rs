@@ -4,6 +4,8 @@
 //! with the same credentials. Above it, [`RemoteStore::patiently`] repeats the whole request, with new credentials, for
 //! as long as the patience lasts.
 
+mod parts;
+
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

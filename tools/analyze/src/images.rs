@@ -1,6 +1,5 @@
 //! Analysis of images that coprep's own operators prepare: everything that the model needs is measured.
 
-use std::path::Path;
 use std::time::Duration;
 
 use coprep_coordinator::{Dataset, Slowness};
@@ -57,9 +56,10 @@ pub(crate) fn analyze(
     let found = measure(&plan, &dataset, progress)?;
     let job = job_work(script, assumptions.step_time, batch_size);
     let facts = facts(&plan, f64::from(dataset.len()), &found, job);
-    // Files lie in folders of classes, so the dataset's folder is two levels up.
-    let folder = dataset.path(0);
-    let folder = folder.parent().and_then(Path::parent).unwrap_or(&folder);
+    let folder = dataset.object_path(0);
+    // Files lie in folders of classes, so the dataset's folder is two levels up. Shards lie in a folder.
+    let levels = if dataset.is_sharded() { 1 } else { 2 };
+    let folder = folder.ancestors().nth(levels).unwrap_or(&folder);
     let about = About {
         command: options.subject.describe(),
         dataset: DatasetFacts {

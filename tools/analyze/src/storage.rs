@@ -1,5 +1,6 @@
 //! Measures how fast storage reads files that the page cache was asked to forget.
 
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -53,12 +54,19 @@ pub(crate) fn storage(
     Ok(best)
 }
 
-/// Asks the kernel to drop the files from its page cache.
+/// Asks the kernel to drop the samples from its page cache.
 fn forget(dataset: &Dataset, ids: &[u32]) {
     for &id in ids {
-        // A file that the kernel does not forget is read fast, which the rate shows.
-        if let Ok((file, _)) = coprep_coordinator::open_regular(&dataset.path(id)) {
-            let _ = posix_fadvise(file.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+        let extent = dataset.extent(id);
+        // What the kernel does not forget is read fast, which the rate shows.
+        if let Ok(file) = File::open(dataset.object_path(id)) {
+            let (at, len) = (extent.at as i64, extent.len.unwrap_or(0).into());
+            let _ = posix_fadvise(
+                file.as_fd(),
+                at,
+                len,
+                PosixFadviseAdvice::POSIX_FADV_DONTNEED,
+            );
         }
     }
 }

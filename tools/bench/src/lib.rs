@@ -85,6 +85,8 @@ pub fn bench(options: &BenchOptions, progress: &mut dyn Progress) -> Result<Benc
     let dataset = plan.dataset()?;
     let found = if dataset.is_remote() {
         Err("PyTorch's DataLoader is left out, because it reads no URLs.".to_owned())
+    } else if dataset.is_sharded() {
+        Err("PyTorch's DataLoader is left out, because it reads no tar shards.".to_owned())
     } else {
         torch::find(options.python.as_deref())?
     };

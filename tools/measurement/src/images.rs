@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use coprep_protocol::dataset_url::DatasetUrl;
+use coprep_protocol::shard_list::{DEFAULT_IMAGE, names_shards};
 use coprep_protocol::spec::{
     DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, Interpolation, Op, PipelineSpec, ResizeTo,
-    Source,
+    Source, TarShards,
 };
 use serde::{Deserialize, Serialize};
 
@@ -37,20 +38,22 @@ enum InterpolationName {
 }
 
 impl ImageOperators {
-    /// Builds the pipeline of a folder that has one subfolder per class, or of the URL of such a folder.
+    /// Builds the pipeline of what [`source`] names. Of shards no labels are used: they cost nothing, and need not be
+    /// there.
     ///
     /// # Errors
-    /// If the folder does not exist, if its absolute path is not UTF-8, or if its URL is not accepted.
-    pub fn pipeline(&self, folder: &Path) -> Result<PipelineSpec> {
-        let url = folder.to_str().map(DatasetUrl::parse).transpose()?;
-        let root = match url.flatten() {
-            Some(url) => url.to_string(),
-            None => resolved(folder)?,
-        };
-        Ok(PipelineSpec {
-            source: Source::ImageFolder { root },
+    /// As [`source`].
+    pub fn pipeline(&self, named: &Path) -> Result<PipelineSpec> {
+        Ok(self.of(source(named, DEFAULT_IMAGE, None)?))
+    }
+
+    /// Builds the pipeline of a source.
+    #[must_use]
+    pub fn of(&self, source: Source) -> PipelineSpec {
+        PipelineSpec {
+            source,
             ops: self.operators(),
-        })
+        }
     }
 
     fn operators(&self) -> Vec<Op> {
@@ -76,6 +79,24 @@ impl ImageOperators {
         });
         ops
     }
+}
+
+/// Returns the source that a person names: a folder that has one subfolder per class, the URL of such a folder, or tar
+/// shards, whose parts `image` and `label` name.
+///
+/// # Errors
+/// If the folder does not exist, if its absolute path is not UTF-8, or if a URL or a part is not accepted.
+pub fn source(named: &Path, image: &str, label: Option<&str>) -> Result<Source> {
+    let text = named.to_str();
+    if let Some(text) = text.filter(|text| names_shards(text) && !named.is_dir()) {
+        let shards = TarShards::named(&[text.to_owned()], image, label)?;
+        return Ok(Source::TarShards(shards));
+    }
+    let root = match text.map(DatasetUrl::parse).transpose()?.flatten() {
+        Some(url) => url.to_string(),
+        None => resolved(named)?,
+    };
+    Ok(Source::ImageFolder { root })
 }
 
 /// Returns the absolute path of a folder, without links.
@@ -115,6 +136,17 @@ mod tests {
         let text = OPERATORS.pipeline(folder.path()).unwrap().to_string();
         assert!(text.contains("bicubic") && text.contains("224"), "{text}");
         assert!(!text.contains("center_crop"), "{text}");
+    }
+
+    #[test]
+    fn shards_are_told_from_folders() {
+        let scratch = tempfile::tempdir().unwrap();
+        let source = |named: &Path| source(named, "jpg", None).unwrap();
+        let shards = source(Path::new("s3://b/t-{0..9}.tar"));
+        assert!(matches!(shards, Source::TarShards(list) if list.shards.len() == 10));
+        let folder = scratch.path().join("photos.tar");
+        std::fs::create_dir(&folder).unwrap();
+        assert!(matches!(source(&folder), Source::ImageFolder { .. }));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use coprep_client::control;
+use coprep_measurement::images::source;
 use coprep_protocol::message::{CacheForm, CacheRequest, Warm, WarmProgress};
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::size::human;
@@ -15,7 +16,7 @@ use crate::output::print_line;
 use crate::progress::WorkProgress;
 use crate::{Outcome, args};
 
-/// Fills the cache of a folder, or the caches of a script.
+/// Fills the cache of a folder or of shards, or the caches of a script.
 pub(crate) fn run(paths: &CoordinatorPaths, args: &args::WarmArgs) -> Outcome {
     if let Some(from) = &args.from {
         return script::run(paths, from, args);
@@ -23,7 +24,11 @@ pub(crate) fn run(paths: &CoordinatorPaths, args: &args::WarmArgs) -> Outcome {
     let folder = args.folder.as_deref().unwrap_or(Path::new("."));
     let request = Warm {
         // Any random operator would do in paths of the jobs' own: the cache does not depend on it.
-        pipeline: args.fixed.then_crop(224).pipeline(folder)?,
+        pipeline: args.fixed.then_crop(224).of(source(
+            folder,
+            &args.parts.image,
+            args.parts.label(),
+        )?),
         cache: cache(args),
     };
     let cached = request.pipeline.cached();

@@ -1,0 +1,246 @@
+//! The shards of a dataset as a person names them: paths and URLs, with braces.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::braces;
+use crate::dataset_path;
+use crate::dataset_url::DatasetUrl;
+use crate::spec::TarShards;
+
+/// Default of [`TarShards::image`]: the endings of images that are decoded.
+pub const DEFAULT_IMAGE: &str = "jpg;jpeg;png;webp";
+/// Default of [`TarShards::label`].
+pub const DEFAULT_LABEL: &str = "cls";
+/// Endings of compressed archives.
+const COMPRESSED: [&str; 9] = [
+    ".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst", ".tzst", ".lz4",
+];
+
+/// A list of shards that is not accepted, with the reason and the remedy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidShards(String);
+
+impl fmt::Display for InvalidShards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for InvalidShards {}
+
+/// Returns `true` if a path or URL names tar shards, and not a folder: it has braces, or ends in `.tar`.
+#[must_use]
+pub fn names_shards(text: &str) -> bool {
+    text.to_ascii_lowercase().ends_with(".tar") || braces::has_braces(text)
+}
+
+/// The remedy for a compressed archive.
+pub const DECOMPRESS: &str = "decompress it: within a compressed archive no sample can be read by itself, and images are \
+                              compressed already, so that a plain .tar is hardly larger";
+
+impl TarShards {
+    /// Returns the shards that `texts` name. Paths become absolute, and URLs get their one spelling.
+    ///
+    /// # Errors
+    /// If there is none, or a name, `image` or `label` is not accepted.
+    pub fn named(
+        texts: &[String],
+        image: &str,
+        label: Option<&str>,
+    ) -> Result<TarShards, InvalidShards> {
+        let invalid = |text: String| InvalidShards(text);
+        let mut names = Vec::new();
+        for text in texts {
+            names.extend(braces::expand(text).map_err(|e| invalid(e.to_string()))?);
+        }
+        if names.is_empty() {
+            return Err(invalid(
+                "the list of shards is empty: give at least one tar file".into(),
+            ));
+        }
+        let is_compressed = |name: &&String| {
+            let name = name.to_ascii_lowercase();
+            COMPRESSED.iter().any(|ending| name.ends_with(ending))
+        };
+        if let Some(name) = names.iter().find(is_compressed) {
+            return Err(invalid(format!("{name} is compressed: {DECOMPRESS}")));
+        }
+        check_parts(image, label)?;
+        Ok(TarShards {
+            shards: resolved(&names)?,
+            image: image.to_owned(),
+            label: label.map(str::to_owned),
+        })
+    }
+
+    /// Returns a name for people: the text with braces that stands for all shards if there is one, otherwise the first
+    /// shard and the number of the others.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let (Some(first), Some(last)) = (self.shards.first(), self.shards.last()) else {
+            return "no shards".into();
+        };
+        if self.shards.len() == 1 {
+            return first.clone();
+        }
+        let range = numbered_range(first, last);
+        let is_it = |text: &String| braces::expand(text).is_ok_and(|all| all == self.shards);
+        range
+            .filter(is_it)
+            .unwrap_or_else(|| format!("{first} and {} more", self.shards.len() - 1))
+    }
+}
+
+/// Writes the Python expression that names the shards.
+impl fmt::Display for TarShards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WebDataset({:?}", self.name())?;
+        if self.image != DEFAULT_IMAGE {
+            write!(f, ", image={:?}", self.image)?;
+        }
+        match &self.label {
+            None => f.write_str(", label=None")?,
+            Some(label) if label != DEFAULT_LABEL => write!(f, ", label={label:?}")?,
+            Some(_) => {}
+        }
+        f.write_str(")")
+    }
+}
+
+/// Returns the text with a range in braces whose first and last names are these.
+fn numbered_range(first: &str, last: &str) -> Option<String> {
+    let differs = first.bytes().zip(last.bytes()).position(|(a, b)| a != b)?;
+    // The number begins where the digits before the first difference begin.
+    let head = first.get(..differs)?.trim_end_matches(is_digit);
+    let (from, rest) = split_number(&first[head.len()..]);
+    let (to, _) = split_number(&last[head.len()..]);
+    Some(format!("{head}{{{from}..{to}}}{rest}"))
+}
+
+/// Splits a text after the digits at its beginning.
+fn split_number(text: &str) -> (&str, &str) {
+    let rest = text.trim_start_matches(is_digit);
+    text.split_at(text.len() - rest.len())
+}
+
+fn is_digit(c: char) -> bool {
+    c.is_ascii_digit()
+}
+
+fn check_parts(image: &str, label: Option<&str>) -> Result<(), InvalidShards> {
+    if image.split(';').any(|ending| !is_ending(ending)) {
+        return Err(InvalidShards(format!(
+            "image={image:?} does not name endings of files: write them without a dot, separated by semicolons, such as \
+             {DEFAULT_IMAGE:?}"
+        )));
+    }
+    let Some(label) = label else {
+        return Ok(());
+    };
+    let (ending, field) = label.split_once(':').unwrap_or((label, "field"));
+    if !is_ending(ending) || field.is_empty() {
+        return Err(InvalidShards(format!(
+            "label={label:?} names no part of a sample: write the ending of a file that holds an integer (\"cls\"), an \
+             integer field of a JSON file (\"json:field\"), or None for no labels"
+        )));
+    }
+    Ok(())
+}
+
+fn is_ending(text: &str) -> bool {
+    !text.is_empty() && !text.starts_with('.') && !text.contains(['/', ':', ';', '\n'])
+}
+
+/// Returns the absolute paths of files, and URLs in their one spelling.
+fn resolved(names: &[String]) -> Result<Vec<String>, InvalidShards> {
+    let invalid = |e: &dyn fmt::Display| InvalidShards(e.to_string());
+    let mut urls = Vec::with_capacity(names.len());
+    for name in names {
+        urls.push(DatasetUrl::parse(name).map_err(|e| invalid(&e))?);
+    }
+    let is_path = |(_, url): &(&String, &Option<DatasetUrl>)| url.is_none();
+    let paths = names.iter().zip(&urls).filter(is_path);
+    let paths: Vec<PathBuf> = paths.map(|(name, _)| name.into()).collect();
+    let mut paths = dataset_path::files(&paths)
+        .map_err(|e| invalid(&e))?
+        .into_iter();
+    let name = |url: Option<DatasetUrl>| match url {
+        Some(url) => Ok(url.to_string()),
+        // There is one path for each name that is no URL.
+        None => text(&paths.next().unwrap_or_default()),
+    };
+    urls.into_iter().map(name).collect()
+}
+
+/// Returns a path as text, because messages carry text.
+fn text(path: &Path) -> Result<String, InvalidShards> {
+    let text = path.to_str().map(str::to_owned);
+    text.ok_or_else(|| InvalidShards(format!("{} is not valid UTF-8: rename it", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(texts: &[&str]) -> TarShards {
+        let texts: Vec<String> = texts.iter().map(|&text| text.to_owned()).collect();
+        TarShards::named(&texts, DEFAULT_IMAGE, Some(DEFAULT_LABEL)).expect("it is accepted")
+    }
+
+    #[test]
+    fn every_spelling_of_the_same_shards_is_one() {
+        let braces = named(&["S3://b//t-{08..11}.tar"]);
+        let listed = named(&["s3://b/t-08.tar", "s3://b/t-09.tar", "s3://b/t-{10,11}.tar"]);
+        assert_eq!(braces, listed);
+        assert_eq!(listed.to_string(), r#"WebDataset("s3://b/t-{08..11}.tar")"#);
+        let path = named(&["x.tar"]).shards;
+        assert!(Path::new(&path[0]).is_absolute(), "{path:?}");
+    }
+
+    #[test]
+    fn shards_without_a_range_are_named_by_the_first() {
+        assert_eq!(named(&["s3://b/x.tar"]).name(), "s3://b/x.tar");
+        let two = named(&["s3://b/x.tar", "s3://b/y.tar"]);
+        assert_eq!(two.name(), "s3://b/x.tar and 1 more");
+        let gap = named(&["s3://b/{0,1,3}.tar"]);
+        assert_eq!(gap.name(), "s3://b/0.tar and 2 more");
+        assert_eq!(
+            named(&["s3://b/1/{1..12}.tar"]).name(),
+            "s3://b/1/{1..12}.tar"
+        );
+        assert_eq!(
+            named(&["s3://b/1.tar", "s3://b/1"]).name(),
+            "s3://b/1.tar and 1 more"
+        );
+    }
+
+    #[test]
+    fn what_is_not_accepted_is_named_with_a_remedy() {
+        let refused = |texts: &[&str], image: &str, label: &str| {
+            let texts: Vec<String> = texts.iter().map(|&text| text.to_owned()).collect();
+            let refused = TarShards::named(&texts, image, Some(label));
+            refused.expect_err("it is refused").to_string()
+        };
+        for (refusal, part) in [
+            (refused(&[], "jpg", "cls"), "at least one"),
+            (
+                refused(&["x-{0..1}.tar.gz"], "jpg", "cls"),
+                "x-0.tar.gz is compressed",
+            ),
+            (refused(&["X.TGZ"], "jpg", "cls"), "decompress it"),
+            (refused(&["ftp://h/x.tar"], "jpg", "cls"), "not a storage"),
+            (refused(&["x.tar"], ".jpg", "cls"), "without a dot"),
+            (refused(&["x.tar"], "jpg;", "cls"), "semicolons"),
+            (refused(&["x.tar"], "jpg", "json:"), "names no part"),
+        ] {
+            assert!(refusal.contains(part), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn shards_are_told_from_folders() {
+        assert!(names_shards("s3://b/x.tar") && names_shards("t-{0..9}") && names_shards("X.TAR"));
+        assert!(!names_shards("data/train") && !names_shards("data/{x}"));
+    }
+}

@@ -1,0 +1,160 @@
+//! Index files: those in the cache folder of the user, and those beside shards.
+
+use std::fs::{DirBuilder, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use coprep_storage::open_regular;
+use tempfile::NamedTempFile;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::index::{ShardIdentity, ShardIndex};
+
+/// What follows the name of a shard in the name of an index beside it.
+pub(crate) const BESIDE: &str = ".coprep";
+
+/// The folder in which indexes are kept for the next opening.
+#[derive(Clone, Debug)]
+pub struct IndexFolder(Option<PathBuf>);
+
+impl IndexFolder {
+    /// Returns the user's folder: `coprep/shards` in `$XDG_CACHE_HOME`, or in `~/.cache`. Without a home, nothing is kept.
+    #[must_use]
+    pub fn of_user() -> IndexFolder {
+        // As its specification says, a relative path is ignored.
+        let absolute = |name: &str| {
+            let path = std::env::var_os(name).map(PathBuf::from);
+            path.filter(|path| path.is_absolute())
+        };
+        let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+        IndexFolder(cache.map(|cache| cache.join("coprep/shards")))
+    }
+
+    /// Returns another folder.
+    #[must_use]
+    pub fn at(path: &Path) -> IndexFolder {
+        IndexFolder(Some(path.to_owned()))
+    }
+
+    fn file(&self, shard: &str, parts: &str) -> Option<PathBuf> {
+        // The name has neither size nor ETag, so that the index of a shard that was replaced is overwritten.
+        let key = format!("{shard}\0{parts}");
+        let name = format!("{:032x}.index", xxh3_128(key.as_bytes()));
+        Some(self.0.as_ref()?.join(name))
+    }
+
+    /// Returns the index of a shard if there is one that fits.
+    pub(crate) fn find(&self, identity: &ShardIdentity, parts: &str) -> Option<ShardIndex> {
+        let path = self.file(&identity.shard, parts)?;
+        let index = ShardIndex::from_bytes(&read(&path)?).filter(|index| index.parts == parts);
+        if index.is_none() {
+            tracing::warn!(path = %path.display(), shard = identity.shard, "an index is damaged or of another version, and is made anew");
+        }
+        index.filter(|index| index.identity == *identity)
+    }
+
+    /// Keeps an index. A folder that cannot be written to costs time when the shard is opened again, and nothing else.
+    pub(crate) fn keep(&self, index: &ShardIndex) {
+        let Some(path) = self.file(&index.identity.shard, &index.parts) else {
+            return;
+        };
+        let kept = index
+            .to_bytes()
+            .and_then(|bytes| write(&path, &bytes, 0o600).map_err(|e| e.to_string()));
+        if let Err(error) = kept {
+            tracing::warn!(path = %path.display(), error, "an index cannot be kept");
+        }
+    }
+}
+
+/// Returns the content of an index file, or `None` if there is none that can be read.
+pub(crate) fn read(path: &Path) -> Option<Vec<u8>> {
+    let (mut file, length) = open_regular(path).ok()?;
+    let mut bytes = Vec::with_capacity(length as usize + 1);
+    Read::by_ref(&mut file)
+        .take(length)
+        .read_to_end(&mut bytes)
+        .ok()?;
+    Some(bytes)
+}
+
+/// Writes a file in one step: nobody sees a part of it, also if two processes write it at the same time.
+pub(crate) fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    let mut file = NamedTempFile::new_in(folder)?;
+    file.write_all(bytes)?;
+    file.as_file()
+        .set_permissions(Permissions::from_mode(mode))?;
+    file.persist(path)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::SampleTable;
+
+    fn index(etag: &str) -> ShardIndex {
+        ShardIndex {
+            identity: ShardIdentity {
+                shard: "/data/x.tar".into(),
+                size: 1024,
+                etag: etag.into(),
+            },
+            parts: "jpg".into(),
+            samples: SampleTable::default(),
+        }
+    }
+
+    #[test]
+    fn an_index_is_found_for_the_same_content_only() {
+        let scratch = tempfile::tempdir().expect("a folder");
+        let root = scratch.path().join("new/folder");
+        let folder = IndexFolder::at(&root);
+        let (old, new) = (index("1"), index("2"));
+        assert_eq!(folder.find(&old.identity, "jpg"), None);
+        folder.keep(&old);
+        assert_eq!(folder.find(&old.identity, "jpg"), Some(old.clone()));
+        assert_eq!(folder.find(&old.identity, "png"), None);
+        assert_eq!(folder.find(&new.identity, "jpg"), None);
+        folder.keep(&new);
+        assert_eq!(folder.find(&old.identity, "jpg"), None);
+        let files: Vec<_> = std::fs::read_dir(&root)
+            .expect("it is there")
+            .flatten()
+            .collect();
+        assert_eq!(files.len(), 1);
+        let mode = |path: &Path| path.metadata().expect("it is there").permissions().mode() & 0o777;
+        assert_eq!((mode(&root), mode(&files[0].path())), (0o700, 0o600));
+    }
+
+    #[test]
+    fn a_damaged_index_is_none_and_is_written_anew() {
+        let scratch = tempfile::tempdir().expect("a folder");
+        let folder = IndexFolder::at(scratch.path());
+        let index = index("1");
+        folder.keep(&index);
+        let path = folder
+            .file("/data/x.tar", "jpg")
+            .expect("there is a folder");
+        std::fs::write(&path, b"damaged").expect("it is written");
+        assert_eq!(folder.find(&index.identity, "jpg"), None);
+        folder.keep(&index);
+        assert_eq!(folder.find(&index.identity, "jpg"), Some(index));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_to_is_no_error() {
+        let scratch = tempfile::tempdir().expect("a folder");
+        let file = scratch.path().join("file");
+        std::fs::write(&file, b"").expect("it is written");
+        let folder = IndexFolder::at(&file.join("below"));
+        folder.keep(&index("1"));
+        assert_eq!(folder.find(&index("1").identity, "jpg"), None);
+    }
+}

@@ -1,0 +1,21 @@
+//! Tar shards in the layout of WebDataset: their samples, and the indexes that find them.
+//!
+//! A tar file has no table of contents. An *index* lists the samples of one shard: the place of each image, its name, and
+//! its label. It is made when a shard is opened for the first time, by reading the chain of headers ([`open`](open())),
+//! and kept in a folder of the user. An index file beside a shard is used too, if it fits.
+//!
+//! An index and a shard are data from outside: all numbers are checked before anything is read by them.
+#![forbid(unsafe_code)]
+
+mod dali;
+mod fault;
+mod index;
+mod index_files;
+mod locate;
+mod members;
+mod open;
+mod samples;
+mod scan;
+
+pub use index_files::IndexFolder;
+pub use open::{IndexOrigins, IndexSummary, OpenShards, ShardSamples, open, write_indexes};

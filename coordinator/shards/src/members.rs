@@ -1,0 +1,334 @@
+//! The members of a tar file, found by their headers.
+//!
+//! [`MemberScan`] is a state machine without I/O: it is shown a window of the archive, and names the range of bytes that
+//! it needs next. So the contents of members are read only where somebody wants them. Headers are interpreted by the
+//! crate `tar`; the chain of headers is followed here, because that crate reads archives from their beginning only.
+//!
+//! The rules are those of Python's `tarfile`: the archive ends at the first block of zeros or with its last whole
+//! member; links, folders and devices have no data, whatever their size field says.
+
+use std::ops::Range;
+
+use coprep_protocol::shard_list::DECOMPRESS;
+use tar::{EntryType, Header, PaxExtensions};
+
+use crate::fault::ShardFault;
+
+/// Size of a block. Headers are one block, and data end with zeros up to the next block.
+pub(crate) const BLOCK: u64 = 512;
+/// Most bytes of a long name or a pax header. Real ones have less than a hundredth of this.
+const MOST_EXTENSION: u64 = 1 << 20;
+/// First bytes of compressed files, with the name of the method.
+const COMPRESSED: [(&[u8], &str); 5] = [
+    (&[0x1f, 0x8b], "gzip"),
+    (&[0x28, 0xb5, 0x2f, 0xfd], "zstd"),
+    (b"BZh", "bzip2"),
+    (&[0xfd, b'7', b'z', b'X', b'Z'], "xz"),
+    (&[0x04, 0x22, 0x4d, 0x18], "lz4"),
+];
+
+/// A regular file in a tar file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    /// Name with its folders.
+    pub(crate) name: Vec<u8>,
+    /// Bytes of its content within the archive.
+    pub(crate) content: Range<u64>,
+}
+
+/// The bytes of an archive that were read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window<'a> {
+    /// Offset of the first byte.
+    pub(crate) at: u64,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl<'a> Window<'a> {
+    /// Returns the bytes of a range, or `None` if they are not all in the window.
+    pub(crate) fn get(&self, range: &Range<u64>) -> Option<&'a [u8]> {
+        let start = usize::try_from(range.start.checked_sub(self.at)?).ok()?;
+        let end = usize::try_from(range.end.checked_sub(self.at)?).ok()?;
+        self.bytes.get(start..end)
+    }
+}
+
+/// The outcome of a step.
+#[derive(Debug)]
+pub(crate) enum ScanStep {
+    /// The next regular file.
+    Member(Member),
+    /// Bytes that are needed and not in the window.
+    Need(Range<u64>),
+    /// The archive has no further member.
+    End,
+}
+
+/// The position within the chain of headers; see the module.
+#[derive(Debug)]
+pub(crate) struct MemberScan {
+    /// Length of the archive.
+    size: u64,
+    /// Offset of the next header.
+    at: u64,
+    /// What extension headers say of the next member.
+    next: NextMember,
+}
+
+#[derive(Debug, Default)]
+struct NextMember {
+    gnu_name: Option<Vec<u8>>,
+    pax_name: Option<Vec<u8>>,
+    pax_size: Option<u64>,
+}
+
+impl NextMember {
+    /// Returns `true` if a member must follow.
+    fn is_announced(&self) -> bool {
+        self.gnu_name.is_some() || self.pax_name.is_some() || self.pax_size.is_some()
+    }
+}
+
+impl MemberScan {
+    /// Returns a scan from the beginning of an archive of `size` bytes.
+    pub(crate) fn new(size: u64) -> Self {
+        MemberScan {
+            size,
+            at: 0,
+            next: NextMember::default(),
+        }
+    }
+
+    /// Returns the offset of the next header.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Goes on to the next regular file, as far as the window reaches.
+    pub(crate) fn step(&mut self, window: &Window<'_>) -> Result<ScanStep, ShardFault> {
+        loop {
+            // Archives without blocks of zeros at their end exist, and other programs read them.
+            if self.at == self.size && self.at > 0 {
+                return self.end();
+            }
+            let header = self.range(BLOCK, "a header")?;
+            let Some(bytes) = window.get(&header) else {
+                return Ok(ScanStep::Need(header));
+            };
+            if self.at == 0 {
+                refuse_compressed(bytes)?;
+            }
+            if bytes.iter().all(|&byte| byte == 0) {
+                return self.end();
+            }
+            let found = ParsedHeader::of(bytes).map_err(|why| self.broken(&why))?;
+            let size = self.next.pax_size.unwrap_or(found.size);
+            match found.kind {
+                HeaderKind::File => return self.file(&found, size).map(ScanStep::Member),
+                HeaderKind::Extension(extension) => {
+                    let Some(content) = self.extension(found.size, window)? else {
+                        return Ok(ScanStep::Need(self.range(BLOCK + found.size, "a header")?));
+                    };
+                    self.note(extension, content)?;
+                    self.skip(found.size)?;
+                }
+                HeaderKind::Sparse => return Err(self.sparse()),
+                HeaderKind::WithoutData => self.skip_member(0)?,
+                HeaderKind::Other => self.skip_member(size)?,
+            }
+        }
+    }
+
+    fn end(&self) -> Result<ScanStep, ShardFault> {
+        if self.next.is_announced() {
+            return Err(self.cut_off("the file that its last header announces"));
+        }
+        if self.at == 0 {
+            let what = "it has no members, so it is no shard".to_owned();
+            return Err(ShardFault::new(what).with_remedy("leave it out of the list"));
+        }
+        Ok(ScanStep::End)
+    }
+
+    /// Returns the range of the next `length` bytes, which are `what`.
+    fn range(&self, length: u64, what: &str) -> Result<Range<u64>, ShardFault> {
+        let end = self.at.checked_add(length).filter(|&end| end <= self.size);
+        let end = end.ok_or_else(|| self.cut_off(what))?;
+        Ok(self.at..end)
+    }
+
+    fn cut_off(&self, what: &str) -> ShardFault {
+        let what = format!(
+            "it is cut off: {what} at byte {} reaches beyond its end, at byte {}",
+            self.at, self.size
+        );
+        ShardFault::new(what).with_remedy("write or upload it again")
+    }
+
+    fn broken(&self, why: &str) -> ShardFault {
+        let what = format!("its header at byte {} is broken: {why}", self.at);
+        ShardFault::new(what)
+            .with_remedy("check that it is a tar file, and write or upload it again")
+    }
+
+    fn sparse(&self) -> ShardFault {
+        let what = format!("the file at byte {} is sparse, and lies in pieces", self.at);
+        ShardFault::new(what).with_remedy("write the shard without tar's option --sparse")
+    }
+
+    fn file(&mut self, found: &ParsedHeader, size: u64) -> Result<Member, ShardFault> {
+        let NextMember {
+            gnu_name, pax_name, ..
+        } = std::mem::take(&mut self.next);
+        // As in `tarfile`, a pax header overrules.
+        let name = pax_name.or(gnu_name);
+        let name = name.unwrap_or_else(|| found.name.clone());
+        let whole = self.range(BLOCK.saturating_add(size), &String::from_utf8_lossy(&name))?;
+        let content = whole.start + BLOCK..whole.end;
+        self.skip(size)?;
+        Ok(Member { name, content })
+    }
+
+    /// Goes beyond a header and `size` bytes of data. An archive may end within the zeros that fill the last block.
+    fn skip(&mut self, size: u64) -> Result<(), ShardFault> {
+        let whole = self.range(BLOCK.saturating_add(size), "a member")?;
+        let next = whole.end.checked_next_multiple_of(BLOCK);
+        self.at = next.map_or(self.size, |next| next.min(self.size));
+        Ok(())
+    }
+
+    fn skip_member(&mut self, size: u64) -> Result<(), ShardFault> {
+        self.next = NextMember::default();
+        self.skip(size)
+    }
+
+    /// Returns the content of an extension header, or `None` if it is not in the window.
+    fn extension<'a>(
+        &self,
+        size: u64,
+        window: &Window<'a>,
+    ) -> Result<Option<&'a [u8]>, ShardFault> {
+        if size > MOST_EXTENSION {
+            return Err(self.broken(&format!("an extension of {size} bytes is not plausible")));
+        }
+        let whole = self.range(BLOCK + size, "a header")?;
+        Ok(window.get(&(whole.start + BLOCK..whole.end)))
+    }
+
+    fn note(&mut self, extension: Extension, content: &[u8]) -> Result<(), ShardFault> {
+        match extension {
+            Extension::GnuName => {
+                let end = content.iter().position(|&byte| byte == 0);
+                self.next.gnu_name = Some(content[..end.unwrap_or(content.len())].to_vec());
+            }
+            Extension::Pax => self.note_pax(content)?,
+            Extension::Ignored => {}
+        }
+        Ok(())
+    }
+
+    fn note_pax(&mut self, content: &[u8]) -> Result<(), ShardFault> {
+        for record in PaxExtensions::new(content) {
+            let record = record.map_err(|e| self.broken(&e.to_string()))?;
+            match record.key_bytes() {
+                b"path" => self.next.pax_name = Some(record.value_bytes().to_vec()),
+                b"size" => {
+                    let size = record.value().ok().and_then(|text| text.parse().ok());
+                    let size = size.ok_or_else(|| self.broken("its size is no number"))?;
+                    self.next.pax_size = Some(size);
+                }
+                key if key.starts_with(b"GNU.sparse.") => return Err(self.sparse()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A header, as far as it matters here.
+struct ParsedHeader {
+    kind: HeaderKind,
+    name: Vec<u8>,
+    size: u64,
+}
+
+enum HeaderKind {
+    File,
+    Extension(Extension),
+    Sparse,
+    /// Links, folders, devices and pipes.
+    WithoutData,
+    Other,
+}
+
+#[derive(Clone, Copy)]
+enum Extension {
+    /// The name of the next member.
+    GnuName,
+    /// Records about the next member.
+    Pax,
+    /// The target of a link, or records about all members.
+    Ignored,
+}
+
+impl ParsedHeader {
+    /// Parses a block.
+    fn of(block: &[u8]) -> Result<ParsedHeader, String> {
+        let header = Header::from_byte_slice(block);
+        let says = |e: std::io::Error| e.to_string();
+        if header.cksum().map_err(says)? != checksum(block) {
+            return Err("its checksum is wrong".into());
+        }
+        let name = header.path_bytes().into_owned();
+        let kind = match header.entry_type() {
+            // The format of 1979 had no type for folders. Later ones do, and cut long names, perhaps behind a slash.
+            EntryType::Regular if block[156] == 0 && name.ends_with(b"/") => {
+                HeaderKind::WithoutData
+            }
+            EntryType::Regular | EntryType::Continuous => HeaderKind::File,
+            EntryType::GNULongName => HeaderKind::Extension(Extension::GnuName),
+            EntryType::XHeader => HeaderKind::Extension(Extension::Pax),
+            EntryType::GNULongLink | EntryType::XGlobalHeader => {
+                HeaderKind::Extension(Extension::Ignored)
+            }
+            EntryType::GNUSparse => HeaderKind::Sparse,
+            EntryType::Link
+            | EntryType::Symlink
+            | EntryType::Char
+            | EntryType::Block
+            | EntryType::Directory
+            | EntryType::Fifo => HeaderKind::WithoutData,
+            _ => HeaderKind::Other,
+        };
+        Ok(ParsedHeader {
+            kind,
+            name,
+            size: header.entry_size().map_err(says)?,
+        })
+    }
+}
+
+/// Returns the sum of a header's bytes, with those of the checksum taken for spaces.
+fn checksum(block: &[u8]) -> u32 {
+    let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
+    sum(&block[..148]) + 8 * u32::from(b' ') + sum(&block[156..])
+}
+
+/// Returns `true` if a block is a header of a file with `length` bytes. Used to check an index that others have made.
+pub(crate) fn is_header_of(block: &[u8], length: u64) -> bool {
+    ParsedHeader::of(block)
+        .is_ok_and(|header| matches!(header.kind, HeaderKind::File) && header.size == length)
+}
+
+fn refuse_compressed(start: &[u8]) -> Result<(), ShardFault> {
+    let found = COMPRESSED
+        .iter()
+        .find(|(magic, _)| start.starts_with(magic));
+    match found {
+        Some((_, method)) => {
+            let what = format!("it is compressed by {method}");
+            Err(ShardFault::new(what).with_remedy(DECOMPRESS))
+        }
+        None => Ok(()),
+    }
+}

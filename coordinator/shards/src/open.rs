@@ -1,0 +1,424 @@
+//! Opens shards: finds them, and takes or makes their indexes, many at once.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use coprep_protocol::spec::TarShards;
+use coprep_storage::{Error, ErrorKind, Extent, ObjectTable, Stores};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::dali::DaliIndex;
+use crate::index::ShardIndex;
+use crate::index_files::{self, IndexFolder};
+use crate::locate::{FilesBeside, Shard};
+use crate::samples::{SampleParts, SampleTable};
+use crate::scan::{ReadSizes, ShardReader};
+
+/// Shards that are indexed at once, in a store and on a local disk.
+const REMOTE_AT_ONCE: usize = 64;
+const LOCAL_AT_ONCE: usize = 8;
+
+/// How the indexes of shards came about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IndexOrigins {
+    /// Shards whose index was kept in the user's folder.
+    pub kept: usize,
+    /// Shards whose index lay beside them.
+    pub beside: usize,
+    /// Shards that were read for their headers.
+    pub scanned: usize,
+}
+
+/// The samples of shards. A sample's id is its position in the order of (shard, position in the shard).
+#[derive(Debug, Default)]
+pub struct ShardSamples {
+    /// Number of samples before each shard.
+    before: Vec<u64>,
+    at: Vec<u64>,
+    lengths: Vec<u32>,
+    names: String,
+    name_ends: Vec<u64>,
+}
+
+impl ShardSamples {
+    /// Returns the number of samples.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.at.len()
+    }
+
+    /// Returns `true` if there is no sample.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.at.is_empty()
+    }
+
+    /// Returns the shard of a sample.
+    #[must_use]
+    pub fn shard(&self, id: u32) -> u32 {
+        let after = self
+            .before
+            .partition_point(|&before| before <= u64::from(id));
+        after.saturating_sub(1) as u32
+    }
+
+    /// Returns the bytes of a sample's image.
+    ///
+    /// # Panics
+    /// If `id` is not below [`ShardSamples::len`].
+    #[must_use]
+    pub fn extent(&self, id: u32) -> Extent {
+        Extent {
+            object: self.shard(id),
+            at: self.at[id as usize],
+            len: Some(self.lengths[id as usize]),
+        }
+    }
+
+    /// Returns the length of a sample's image, in bytes.
+    ///
+    /// # Panics
+    /// If `id` is not below [`ShardSamples::len`].
+    #[must_use]
+    pub fn length(&self, id: u32) -> u64 {
+        self.lengths[id as usize].into()
+    }
+
+    /// Returns the name of a sample's image within its shard.
+    ///
+    /// # Panics
+    /// If `id` is not below [`ShardSamples::len`].
+    #[must_use]
+    pub fn name(&self, id: u32) -> &str {
+        let id = id as usize;
+        let start = id.checked_sub(1).map_or(0, |before| self.name_ends[before]);
+        &self.names[start as usize..self.name_ends[id] as usize]
+    }
+
+    /// Adds the identity of all samples to a hash.
+    pub fn identify(&self, hash: &mut Xxh3) {
+        self.before
+            .iter()
+            .for_each(|n| hash.update(&n.to_le_bytes()));
+        self.at.iter().for_each(|at| hash.update(&at.to_le_bytes()));
+        self.lengths
+            .iter()
+            .for_each(|n| hash.update(&n.to_le_bytes()));
+    }
+
+    fn push(&mut self, table: &SampleTable) {
+        self.before.push(self.at.len() as u64);
+        self.at.extend_from_slice(&table.at);
+        self.lengths.extend_from_slice(&table.lengths);
+        let start = self.names.len() as u64;
+        self.names.push_str(&table.names);
+        self.name_ends
+            .extend(table.name_ends.iter().map(|&end| start + u64::from(end)));
+    }
+
+    fn shrink(&mut self) {
+        self.at.shrink_to_fit();
+        self.lengths.shrink_to_fit();
+        self.names.shrink_to_fit();
+        self.name_ends.shrink_to_fit();
+    }
+}
+
+/// Shards that are open.
+#[derive(Debug)]
+pub struct OpenShards {
+    /// The shards. A sample is an extent of one of them.
+    pub objects: ObjectTable,
+    /// The samples.
+    pub samples: ShardSamples,
+    /// The label of each sample. Empty if no label is used.
+    pub labels: Vec<i64>,
+    /// Where the indexes came from.
+    pub origins: IndexOrigins,
+}
+
+/// Opens shards. Indexes that are not there yet are made, and kept in `folder`. `goes_on` is told the number of shards
+/// that are open, and ends the opening by `false`.
+///
+/// # Errors
+/// If a shard is missing, compressed, cut off, or no tar file; if a sample lacks a part; if a store does not answer.
+pub fn open(
+    list: &TarShards,
+    stores: &Stores,
+    folder: &IndexFolder,
+    goes_on: &mut dyn FnMut(u64) -> bool,
+) -> Result<OpenShards, Error> {
+    let opening = Opening::begin(list, stores)?;
+    let (indexes, origins) = opening.indexes(stores, folder, goes_on)?;
+    let mut samples = ShardSamples::default();
+    let mut labels = Vec::new();
+    for index in indexes {
+        samples.push(&index.samples);
+        labels.extend_from_slice(&index.samples.labels);
+    }
+    samples.shrink();
+    labels.shrink_to_fit();
+    let mut objects = opening.objects;
+    objects.shrink();
+    objects.remember_replaced();
+    Ok(OpenShards {
+        objects,
+        samples,
+        labels,
+        origins,
+    })
+}
+
+/// What [`write_indexes`] has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IndexSummary {
+    /// Number of shards.
+    pub shards: usize,
+    /// Number of samples.
+    pub samples: u64,
+    /// Bytes of all shards.
+    pub bytes: u64,
+    /// Where the indexes came from.
+    pub origins: IndexOrigins,
+}
+
+/// Makes the indexes of shards that have none, and keeps them in `folder`. With `out`, all indexes are also written
+/// there, with the names that they need beside the shards.
+///
+/// # Errors
+/// As [`open`], and if `out` cannot be written to, or two shards have one name.
+pub fn write_indexes(
+    list: &TarShards,
+    stores: &Stores,
+    folder: &IndexFolder,
+    out: Option<&Path>,
+    goes_on: &mut dyn FnMut(u64) -> bool,
+) -> Result<IndexSummary, Error> {
+    let files = out.map(|out| files_in(out, &list.shards)).transpose()?;
+    let opening = Opening::begin(list, stores)?;
+    let (indexes, origins) = opening.indexes(stores, folder, goes_on)?;
+    for (index, file) in indexes.iter().zip(files.iter().flatten()) {
+        let failed = |why: String| {
+            Error::new(
+                ErrorKind::Read,
+                format!("{} cannot be written", file.display()),
+            )
+            .because(why)
+        };
+        let bytes = index.to_bytes().map_err(failed)?;
+        index_files::write(file, &bytes, 0o644).map_err(|e| failed(e.to_string()))?;
+    }
+    let shards = indexes.iter();
+    Ok(IndexSummary {
+        shards: indexes.len(),
+        samples: shards.clone().map(|index| index.samples.len() as u64).sum(),
+        bytes: shards.map(|index| index.identity.size).sum(),
+        origins,
+    })
+}
+
+/// Returns the names of the index files of shards in one folder.
+fn files_in(out: &Path, shards: &[String]) -> Result<Vec<std::path::PathBuf>, Error> {
+    let base = |shard: &String| shard.rsplit('/').next().unwrap_or(shard).to_owned();
+    let names: Vec<String> = shards.iter().map(base).collect();
+    let mut sorted = names.clone();
+    sorted.sort_unstable();
+    if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        let what = format!(
+            "two shards have the name {}, and one folder cannot hold the indexes of both",
+            twice[0]
+        );
+        return Err(Error::new(ErrorKind::Invalid, what)
+            .with_remedy("index each folder of shards by itself"));
+    }
+    let file = |name: &String| out.join(format!("{name}{}", index_files::BESIDE));
+    Ok(names.iter().map(file).collect())
+}
+
+/// Shards whose indexes are looked for.
+struct Opening {
+    shards: Vec<Shard>,
+    objects: ObjectTable,
+    parts: SampleParts,
+    parts_text: String,
+}
+
+/// The index of a shard, or the reason why there is none.
+type Made = (usize, Result<(ShardIndex, bool), Error>);
+
+impl Opening {
+    fn begin(list: &TarShards, stores: &Stores) -> Result<Opening, Error> {
+        let shards = Shard::find_all(&list.shards, stores)?;
+        let mut objects = ObjectTable::local(Path::new(""));
+        shards.iter().for_each(|shard| shard.push_to(&mut objects));
+        let parts = SampleParts::of(list);
+        Ok(Opening {
+            shards,
+            objects,
+            parts_text: parts.text(),
+            parts,
+        })
+    }
+
+    /// Returns the indexes of all shards, in their order.
+    fn indexes(
+        &self,
+        stores: &Stores,
+        folder: &IndexFolder,
+        goes_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<(Vec<ShardIndex>, IndexOrigins), Error> {
+        let kept = |shard: &Shard| {
+            let index = folder.find(&shard.identity, &self.parts_text);
+            index.filter(|index| self.is_sound(index))
+        };
+        let mut indexes: Vec<Option<ShardIndex>> = self.shards.iter().map(kept).collect();
+        let missing: Vec<usize> = (0..indexes.len())
+            .filter(|&i| indexes[i].is_none())
+            .collect();
+        let mut origins = IndexOrigins {
+            kept: indexes.len() - missing.len(),
+            ..IndexOrigins::default()
+        };
+        if missing.is_empty() {
+            return Ok((indexes.into_iter().flatten().collect(), origins));
+        }
+        let shards: Vec<&Shard> = missing.iter().map(|&i| &self.shards[i]).collect();
+        let beside = FilesBeside::find_all(&shards, stores)?;
+        let work: Vec<(usize, FilesBeside)> = missing.into_iter().zip(beside).collect();
+        let mut is_awaited = true;
+        let mut done = origins.kept as u64;
+        let mut failed: Option<(usize, Error)> = None;
+        self.make_all(&work, &mut |(shard, made)| {
+            match made {
+                Ok((index, was_beside)) => {
+                    folder.keep(&index);
+                    indexes[shard] = Some(index);
+                    origins.beside += usize::from(was_beside);
+                    origins.scanned += usize::from(!was_beside);
+                    done += 1;
+                    is_awaited = is_awaited && goes_on(done);
+                }
+                // Of several bad shards, the first is named, in whatever order they were found.
+                Err(error) if failed.as_ref().is_none_or(|(first, _)| shard < *first) => {
+                    failed = Some((shard, error));
+                }
+                Err(_) => {}
+            }
+            is_awaited && failed.is_none()
+        });
+        if let Some((_, error)) = failed {
+            return Err(error);
+        }
+        if !is_awaited {
+            let what = "nobody waits for the shards any more";
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        Ok((indexes.into_iter().flatten().collect(), origins))
+    }
+
+    /// Makes indexes on several threads. `goes_on` is given each, and ends the work by `false`.
+    fn make_all(&self, work: &[(usize, FilesBeside)], goes_on: &mut dyn FnMut(Made) -> bool) {
+        let at_once = if self.shards.iter().any(Shard::is_remote) {
+            REMOTE_AT_ONCE
+        } else {
+            LOCAL_AT_ONCE
+        };
+        let at_once = at_once.min(work.len());
+        let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let (sender, made): (Sender<Made>, Receiver<Made>) = mpsc::channel();
+        std::thread::scope(|scope| {
+            for _ in 0..at_once {
+                let (sender, next, is_over) = (sender.clone(), &next, &is_over);
+                scope.spawn(move || {
+                    while !is_over.load(Ordering::Relaxed)
+                        && let Some((shard, beside)) =
+                            work.get(next.fetch_add(1, Ordering::Relaxed))
+                    {
+                        // The receiver is there as long as this scope.
+                        let _ = sender.send((*shard, self.make(*shard, beside, at_once)));
+                    }
+                });
+            }
+            drop(sender);
+            for made in made {
+                if !goes_on(made) {
+                    is_over.store(true, Ordering::Relaxed);
+                }
+            }
+        });
+    }
+
+    /// Takes the index beside a shard, or makes one. The second value says whether there was one.
+    fn make(
+        &self,
+        number: usize,
+        beside: &FilesBeside,
+        at_once: usize,
+    ) -> Result<(ShardIndex, bool), Error> {
+        let shard = &self.shards[number];
+        let read = |range: Range<u64>, into: &mut Vec<u8>| self.read(number, range, into);
+        let reader = ShardReader {
+            shard: &shard.identity.shard,
+            size: shard.identity.size,
+            sizes: if shard.is_remote() {
+                ReadSizes::remote(at_once)
+            } else {
+                ReadSizes::LOCAL
+            },
+            read: &read,
+        };
+        let (samples, was_beside) = match self.take_beside(&reader, beside)? {
+            Some(samples) => (samples, true),
+            None => (reader.scan(&self.parts)?, false),
+        };
+        let index = ShardIndex {
+            identity: shard.identity.clone(),
+            parts: self.parts_text.clone(),
+            samples,
+        };
+        Ok((index, was_beside))
+    }
+
+    /// Takes the samples from an index beside a shard, if there is one that fits.
+    fn take_beside(
+        &self,
+        reader: &ShardReader<'_>,
+        beside: &FilesBeside,
+    ) -> Result<Option<SampleTable>, Error> {
+        if let Some(bytes) = beside.own.as_ref().and_then(|file| file.read())
+            && let Some(index) = ShardIndex::from_bytes(&bytes)
+            && index.identity.size == reader.size
+            && self.is_sound(&index)
+            // The shard may have been copied, so that path and time say nothing. A header where the index expects one
+            // says more.
+            && let Some((&at, &length)) = index.samples.at.iter().zip(&index.samples.lengths).next_back()
+            && reader.has_header(&(at..at + u64::from(length)))?
+        {
+            return Ok(Some(index.samples));
+        }
+        let dali = beside.dali.as_ref().and_then(|file| file.read());
+        let dali = dali.and_then(|bytes| DaliIndex::parse(std::str::from_utf8(&bytes).ok()?));
+        dali.map_or(Ok(None), |index| reader.follow(&index, &self.parts))
+    }
+
+    /// Returns `true` if an index is about the wanted parts and can be read from.
+    fn is_sound(&self, index: &ShardIndex) -> bool {
+        index.parts == self.parts_text
+            && index.samples.len() > 0
+            && index
+                .samples
+                .is_sound(index.identity.size, self.parts.has_label())
+    }
+
+    fn read(&self, shard: usize, range: Range<u64>, into: &mut Vec<u8>) -> Result<(), Error> {
+        let extent = Extent {
+            object: shard as u32,
+            at: range.start,
+            // Windows are at most some megabytes, and labels and extensions are bounded.
+            len: Some((range.end - range.start) as u32),
+        };
+        self.objects.read_at_opening(extent, into)
+    }
+}

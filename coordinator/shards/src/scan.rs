@@ -1,0 +1,187 @@
+//! Makes the index of a shard, by few and small reads.
+
+use std::ops::Range;
+
+use coprep_storage::Error;
+
+use crate::dali::DaliIndex;
+use crate::fault::ShardFault;
+use crate::members::{BLOCK, MemberScan, ScanStep, Window, is_header_of};
+use crate::samples::{SampleGrouping, SampleParts, SampleTable};
+
+/// How many bytes to read at a time.
+///
+/// Of large samples only the headers are read, by a small read for each. Small samples are read through: a request takes
+/// as long as reading hundreds of kilobytes does, so that skipping less than that saves nothing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadSizes {
+    /// The first read, after which the size of samples is roughly known.
+    pub(crate) first: u64,
+    /// A read for the headers of a large sample, with room for a label.
+    pub(crate) hop: u64,
+    /// A read of many small samples.
+    pub(crate) through: u64,
+    /// Largest mean size of samples that are read through.
+    pub(crate) small: u64,
+}
+
+impl ReadSizes {
+    /// For local files, where a read costs little more than its bytes.
+    pub(crate) const LOCAL: ReadSizes = ReadSizes {
+        first: 64 << 10,
+        hop: 4 << 10,
+        through: 256 << 10,
+        small: 16 << 10,
+    };
+
+    /// For shards in a store, of which `at_once` are read at the same time. Few shards are read by larger requests, since
+    /// nothing else hides the time of an answer.
+    pub(crate) fn remote(at_once: usize) -> ReadSizes {
+        ReadSizes {
+            first: 64 << 10,
+            hop: 16 << 10,
+            through: if at_once <= 8 { 8 << 20 } else { 1 << 20 },
+            small: 256 << 10,
+        }
+    }
+
+    fn next(&self, scanned: u64, samples: u64) -> u64 {
+        match scanned.checked_div(samples) {
+            None => self.first,
+            Some(mean) if mean <= self.small => self.through,
+            Some(_) => self.hop,
+        }
+    }
+}
+
+/// Replaces the content of a buffer by the bytes of a range of a shard.
+pub(crate) type ReadRange<'a> = dyn Fn(Range<u64>, &mut Vec<u8>) -> Result<(), Error> + 'a;
+
+/// A shard to be indexed.
+pub(crate) struct ShardReader<'a> {
+    pub(crate) shard: &'a str,
+    pub(crate) size: u64,
+    pub(crate) sizes: ReadSizes,
+    pub(crate) read: &'a ReadRange<'a>,
+}
+
+/// The bytes of a shard that were read last.
+#[derive(Default)]
+struct WindowBuffer {
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+impl WindowBuffer {
+    fn window(&self) -> Window<'_> {
+        Window {
+            at: self.at,
+            bytes: &self.bytes,
+        }
+    }
+}
+
+impl ShardReader<'_> {
+    /// Finds the samples by the headers of the archive.
+    pub(crate) fn scan(&self, parts: &SampleParts) -> Result<SampleTable, Error> {
+        let mut scan = MemberScan::new(self.size);
+        let mut samples = SampleGrouping::new(parts);
+        let mut buffer = WindowBuffer::default();
+        loop {
+            match scan
+                .step(&buffer.window())
+                .map_err(|fault| self.error(fault))?
+            {
+                ScanStep::Need(range) => {
+                    let most = self.sizes.next(scan.at(), samples.begun());
+                    self.fill(&mut buffer, &range, most)?;
+                }
+                ScanStep::Member(member) => {
+                    let label = samples.add(member).map_err(|fault| self.error(fault))?;
+                    if let Some(content) = label {
+                        let most = self.sizes.next(scan.at(), samples.begun());
+                        self.add_label(&mut samples, &content, &mut buffer, most)?;
+                    }
+                }
+                ScanStep::End => return samples.finish().map_err(|fault| self.error(fault)),
+            }
+        }
+    }
+
+    /// Takes the samples from an index of DALI. Returns `None` if it is not one of this shard.
+    pub(crate) fn follow(
+        &self,
+        index: &DaliIndex,
+        parts: &SampleParts,
+    ) -> Result<Option<SampleTable>, Error> {
+        let Some(last) = index.members().last() else {
+            return Ok(None);
+        };
+        if index.members().any(|member| member.content.end > self.size)
+            || !self.has_header(&last.content)?
+        {
+            return Ok(None);
+        }
+        let mut samples = SampleGrouping::new(parts);
+        let mut buffer = WindowBuffer::default();
+        for member in index.members() {
+            let scanned = member.content.start;
+            let label = samples
+                .add(member.clone())
+                .map_err(|fault| self.error(fault))?;
+            if let Some(content) = label {
+                let most = self.sizes.next(scanned, samples.begun());
+                self.add_label(&mut samples, &content, &mut buffer, most)?;
+            }
+        }
+        samples
+            .finish()
+            .map(Some)
+            .map_err(|fault| self.error(fault))
+    }
+
+    /// Returns `true` if the shard has the header of a file before a range, with its length. An index that others have
+    /// made may be that of another shard.
+    pub(crate) fn has_header(&self, content: &Range<u64>) -> Result<bool, Error> {
+        let Some(start) = content.start.checked_sub(BLOCK) else {
+            return Ok(false);
+        };
+        if content.end > self.size {
+            return Ok(false);
+        }
+        let mut block = Vec::new();
+        (self.read)(start..content.start, &mut block)?;
+        Ok(is_header_of(&block, content.end - content.start))
+    }
+
+    fn add_label(
+        &self,
+        samples: &mut SampleGrouping<'_>,
+        content: &Range<u64>,
+        buffer: &mut WindowBuffer,
+        most: u64,
+    ) -> Result<(), Error> {
+        if buffer.window().get(content).is_none() {
+            self.fill(buffer, content, most)?;
+        }
+        let bytes = buffer.window().get(content).unwrap_or_default();
+        samples.add_label(bytes).map_err(|fault| self.error(fault))
+    }
+
+    /// Reads a range that lies within the shard, and what follows it, up to `most` bytes.
+    fn fill(&self, buffer: &mut WindowBuffer, range: &Range<u64>, most: u64) -> Result<(), Error> {
+        let end = range
+            .end
+            .max(range.start.saturating_add(most))
+            .min(self.size);
+        buffer.at = range.start;
+        (self.read)(range.start..end, &mut buffer.bytes)
+    }
+
+    fn error(&self, fault: ShardFault) -> Error {
+        fault.of(self.shard)
+    }
+}
+
+#[cfg(test)]
+mod tests;

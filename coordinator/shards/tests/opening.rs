@@ -1,0 +1,334 @@
+//! Opening shards in local folders and in a store: what is read, what is kept, and what is refused.
+#![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use coprep_object_server::{Faults, ObjectServer};
+use coprep_protocol::spec::TarShards;
+use coprep_shards::{IndexFolder, IndexOrigins, OpenShards, open, write_indexes};
+use coprep_storage::{Error, ErrorKind, Stores};
+use tar::{Builder, Header};
+
+const BUCKET: &str = "bucket";
+
+fn shard(first: u32, samples: u32, length: usize) -> Vec<u8> {
+    let mut archive = Builder::new(Vec::new());
+    for sample in first..first + samples {
+        let mut add = |ending: &str, content: &[u8]| {
+            let mut header = Header::new_ustar();
+            header.set_size(content.len() as u64);
+            header.set_mode(0o644);
+            archive
+                .append_data(&mut header, format!("{sample:06}.{ending}"), content)
+                .unwrap();
+        };
+        add("jpg", &vec![sample as u8; length]);
+        add("cls", sample.to_string().as_bytes());
+    }
+    archive.into_inner().unwrap()
+}
+
+fn server() -> (ObjectServer, Stores) {
+    let server = ObjectServer::start().unwrap();
+    let endpoint = format!("http://127.0.0.1:{}", server.port());
+    let stores = Stores::new(Duration::from_secs(60))
+        .with_variable("AWS_ENDPOINT_URL", &endpoint)
+        .with_variable("AWS_ACCESS_KEY_ID", "key")
+        .with_variable("AWS_SECRET_ACCESS_KEY", "secret");
+    server.put(BUCKET, "", b"");
+    (server, stores)
+}
+
+fn list(names: &[String]) -> TarShards {
+    TarShards::named(names, "jpg", Some("cls")).unwrap()
+}
+
+fn in_bucket(text: &str) -> TarShards {
+    list(&[format!("s3://{BUCKET}/{text}")])
+}
+
+fn opened(list: &TarShards, stores: &Stores, folder: &Path) -> Result<OpenShards, Error> {
+    open(list, stores, &IndexFolder::at(folder), &mut |_| true)
+}
+
+fn origins(kept: usize, beside: usize, scanned: usize) -> IndexOrigins {
+    IndexOrigins {
+        kept,
+        beside,
+        scanned,
+    }
+}
+
+/// Reads every sample, and checks its bytes and its label.
+fn check(open: &OpenShards, samples: u32) {
+    assert_eq!(open.samples.len(), samples as usize);
+    let mut bytes = Vec::new();
+    for id in 0..samples {
+        open.objects
+            .read(open.samples.extent(id), &mut bytes)
+            .unwrap();
+        assert_eq!(bytes.len() as u64, open.samples.length(id));
+        assert!(bytes.iter().all(|&byte| byte == id as u8), "sample {id}");
+        assert_eq!(open.labels[id as usize], i64::from(id));
+        assert_eq!(open.samples.name(id), format!("{id:06}.jpg"));
+    }
+}
+
+#[test]
+fn samples_of_local_shards_are_read_with_few_open_files() {
+    let scratch = tempfile::tempdir().unwrap();
+    // More shards than are kept open.
+    for number in 0..300 {
+        std::fs::write(
+            scratch.path().join(format!("{number:03}.tar")),
+            shard(number * 2, 2, 3000),
+        )
+        .unwrap();
+    }
+    let list = list(&[format!("{}/{{000..299}}.tar", scratch.path().display())]);
+    let folder = scratch.path().join("indexes");
+    let first = opened(&list, &Stores::default(), &folder).unwrap();
+    assert_eq!(first.origins, origins(0, 0, 300));
+    check(&first, 600);
+    let open_files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let is_shard = |path: &Path| path.starts_with(scratch.path());
+    let open_shards =
+        open_files.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|p| is_shard(&p)));
+    assert!(open_shards.count() <= 128);
+    let second = opened(&list, &Stores::default(), &folder).unwrap();
+    assert_eq!(second.origins, origins(300, 0, 0));
+    check(&second, 600);
+}
+
+#[test]
+fn an_index_is_reused_without_a_request_and_made_anew_for_a_replaced_shard() {
+    let (server, stores) = server();
+    let scratch = tempfile::tempdir().unwrap();
+    for number in 0..4 {
+        server.put(
+            BUCKET,
+            &format!("t-{number}.tar"),
+            &shard(number * 50, 50, 2000),
+        );
+    }
+    let list = in_bucket("t-{0..3}.tar");
+    let first = opened(&list, &stores, scratch.path()).unwrap();
+    assert_eq!(first.origins, origins(0, 0, 4));
+    let counts = server.counts();
+    // A read of 64 KiB and one of the rest for each shard; listings for the shards, and for indexes beside them.
+    assert!(
+        counts.gets <= 8 && counts.lists <= 4 && counts.heads == 0,
+        "{counts:?}"
+    );
+    check(&first, 200);
+    let before = server.counts();
+    assert_eq!(before.gets, counts.gets + 200);
+    assert_eq!(before.matched, before.gets);
+    let second = opened(&list, &stores, scratch.path()).unwrap();
+    assert_eq!(second.origins, origins(4, 0, 0));
+    assert_eq!(server.counts().gets, before.gets);
+    server.put(BUCKET, "t-3.tar", &shard(150, 30, 2000));
+    let third = opened(&list, &stores, scratch.path()).unwrap();
+    assert_eq!(third.origins, origins(3, 0, 1));
+    check(&third, 180);
+}
+
+#[test]
+fn an_index_beside_a_shard_spares_the_reads_and_is_checked() {
+    let (server, stores) = server();
+    let scratch = tempfile::tempdir().unwrap();
+    let (made, out) = (scratch.path().join("made"), scratch.path().join("out"));
+    server.put(BUCKET, "d/t-0.tar", &shard(0, 20, 300_000));
+    server.put(BUCKET, "d/t-1.tar", &shard(20, 20, 300_000));
+    let list = in_bucket("d/t-{0..1}.tar");
+    let summary = write_indexes(
+        &list,
+        &stores,
+        &IndexFolder::at(&made),
+        Some(&out),
+        &mut |_| true,
+    )
+    .unwrap();
+    assert_eq!((summary.shards, summary.samples), (2, 40));
+    for number in 0..2 {
+        let name = format!("t-{number}.tar.coprep");
+        server.put(
+            BUCKET,
+            &format!("d/{name}"),
+            &std::fs::read(out.join(&name)).unwrap(),
+        );
+    }
+    let before = server.counts().gets;
+    let open = opened(&list, &stores, &scratch.path().join("other")).unwrap();
+    assert_eq!(open.origins, origins(0, 2, 0));
+    // The index, and one header, of each shard.
+    assert_eq!(server.counts().gets, before + 4);
+    check(&open, 40);
+    // Another shard of the same length: the index beside it lies.
+    let mut other = shard(20, 20, 299_000);
+    other.resize(shard(20, 20, 300_000).len(), 0);
+    server.put(BUCKET, "d/t-1.tar", &other);
+    let open = opened(&list, &stores, &scratch.path().join("third")).unwrap();
+    assert_eq!(open.origins, origins(0, 1, 1));
+    check(&open, 40);
+    // Damaged bytes are no index.
+    server.put(BUCKET, "d/t-0.tar.coprep", b"coprepTI damaged");
+    let open = opened(&list, &stores, &scratch.path().join("fourth")).unwrap();
+    assert_eq!(open.origins, origins(0, 0, 2));
+}
+
+#[test]
+fn an_index_of_dali_is_followed_if_it_fits() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("t.x.tar");
+    std::fs::write(&path, shard(0, 2, 1000)).unwrap();
+    // Headers lie at 0, 1536, 2560 and 4096.
+    let index = "v1.2 2\njpg 512 1000 000000.jpg cls 2048 1 000000.cls\njpg 3072 1000 000001.jpg cls 4608 1 000001.cls\n";
+    std::fs::write(scratch.path().join("t.idx"), index).unwrap();
+    let list = list(&[path.display().to_string()]);
+    let open = opened(&list, &Stores::default(), &scratch.path().join("one")).unwrap();
+    assert_eq!(open.origins, origins(0, 1, 0));
+    check(&open, 2);
+    // Its offsets are those of another shard.
+    std::fs::write(scratch.path().join("t.idx"), index.replace("4608", "5120")).unwrap();
+    let open = opened(&list, &Stores::default(), &scratch.path().join("two")).unwrap();
+    assert_eq!(open.origins, origins(0, 0, 1));
+    check(&open, 2);
+}
+
+#[test]
+fn a_replaced_shard_is_asked_for_once_and_named() {
+    let (server, stores) = server();
+    let scratch = tempfile::tempdir().unwrap();
+    let local = scratch.path().join("t.tar");
+    std::fs::write(&local, shard(0, 10, 2000)).unwrap();
+    server.put(BUCKET, "t.tar", &shard(0, 10, 2000));
+    let places = [
+        (
+            local.display().to_string(),
+            list(&[local.display().to_string()]),
+        ),
+        (format!("s3://{BUCKET}/t.tar"), in_bucket("t.tar")),
+    ];
+    for (number, (name, list)) in (1..).zip(places) {
+        let open = opened(&list, &stores, &scratch.path().join("indexes")).unwrap();
+        let mut bytes = Vec::new();
+        open.objects
+            .read(open.samples.extent(0), &mut bytes)
+            .unwrap();
+        // The clock of a file system advances every few milliseconds.
+        std::thread::sleep(Duration::from_millis(50));
+        std::fs::write(&local, shard(number, 10, 2000)).unwrap();
+        server.put(BUCKET, "t.tar", &shard(number, 10, 2000));
+        let before = server.counts().gets;
+        for id in 0..10 {
+            let error = open
+                .objects
+                .read(open.samples.extent(id), &mut bytes)
+                .unwrap_err();
+            assert_eq!(*error.kind(), ErrorKind::Changed);
+            assert!(error.to_string().contains(&name), "{error}");
+        }
+        assert!(server.counts().gets <= before + 1);
+    }
+}
+
+#[test]
+fn the_first_bad_shard_is_named() {
+    let (server, stores) = server();
+    let scratch = tempfile::tempdir().unwrap();
+    for number in 0..6 {
+        server.put(BUCKET, &format!("t-{number}.tar"), &shard(0, 3, 2000));
+    }
+    let refused = |text: &str| {
+        let refused = opened(&in_bucket(text), &stores, scratch.path()).unwrap_err();
+        (*refused.kind(), refused.to_string())
+    };
+    let (kind, text) = refused("t-{0..7}.tar");
+    assert_eq!(kind, ErrorKind::NotFound);
+    assert!(
+        text.contains("2 shards do not exist, among them s3://bucket/t-6.tar"),
+        "{text}"
+    );
+    server.put(BUCKET, "t-2.tar", &shard(0, 3, 2000)[..3000]);
+    let (kind, text) = refused("t-{0..5}.tar");
+    assert_eq!(kind, ErrorKind::Invalid);
+    let part = "the shard s3://bucket/t-2.tar cannot be used: it is cut off";
+    assert!(
+        text.contains(part) && text.contains("at byte 2560"),
+        "{text}"
+    );
+    let lost = write_indexes(
+        &list(&[
+            format!("s3://{BUCKET}/a/t.tar"),
+            format!("s3://{BUCKET}/b/t.tar"),
+        ]),
+        &stores,
+        &IndexFolder::at(scratch.path()),
+        Some(scratch.path()),
+        &mut |_| true,
+    );
+    assert!(
+        lost.unwrap_err()
+            .to_string()
+            .contains("two shards have the name t.tar")
+    );
+}
+
+#[test]
+fn shards_on_a_web_server_are_asked_for_one_by_one() {
+    let (server, stores) = server();
+    let scratch = tempfile::tempdir().unwrap();
+    server.put(BUCKET, "t-0.tar", &shard(0, 5, 2000));
+    server.put(BUCKET, "t-1.tar", &shard(5, 5, 2000));
+    let list = list(&[format!(
+        "http://127.0.0.1:{}/{BUCKET}/t-{{0,1}}.tar",
+        server.port()
+    )]);
+    let open = opened(&list, &stores, scratch.path()).unwrap();
+    check(&open, 10);
+    let counts = server.counts();
+    assert_eq!((counts.heads, counts.lists), (2, 0));
+}
+
+#[test]
+fn a_store_that_fails_is_an_error_within_seconds() {
+    let (server, stores) = server();
+    let scratch = tempfile::tempdir().unwrap();
+    server.put(BUCKET, "t.tar", &shard(0, 5, 2000));
+    server.set(Faults {
+        error_every: 1,
+        ..Faults::default()
+    });
+    let began = Instant::now();
+    let error = opened(&in_bucket("t.tar"), &stores, scratch.path()).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Unavailable);
+    assert!(began.elapsed() < Duration::from_secs(40));
+}
+
+#[test]
+fn nobody_who_waits_ends_the_opening() {
+    let scratch = tempfile::tempdir().unwrap();
+    for number in 0..50 {
+        std::fs::write(
+            scratch.path().join(format!("{number}.tar")),
+            shard(0, 1, 10),
+        )
+        .unwrap();
+    }
+    let list = list(&[format!("{}/{{0..49}}.tar", scratch.path().display())]);
+    let folder = scratch.path().join("indexes");
+    let mut told = 0;
+    let ended = open(
+        &list,
+        &Stores::default(),
+        &IndexFolder::at(&folder),
+        &mut |_| {
+            told += 1;
+            told < 3
+        },
+    );
+    assert!(ended.is_err());
+    assert_eq!(told, 3);
+}

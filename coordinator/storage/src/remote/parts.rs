@@ -1,0 +1,146 @@
+//! Parts of objects, and what a store says of single objects, while a dataset is opened.
+//!
+//! A person waits meanwhile, so a store that does not answer is an error within seconds.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
+
+use super::{
+    FIRST_LISTING_PAUSE, FailedTry, LISTING_PATIENCE, ListedObject, ObjectRef, RemoteStore,
+};
+use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
+use crate::error::{Error, ErrorKind};
+use crate::target::ReadTarget;
+use object_store::ObjectStoreExt;
+
+/// Number of objects that are asked for at once.
+const AT_ONCE: usize = 64;
+
+impl RemoteStore {
+    /// Reads ranges of several objects at once. Does not wait for a store that does not answer.
+    pub(crate) fn parts(
+        &self,
+        wanted: &[(ObjectRef<'_>, Option<Range<u64>>)],
+    ) -> Vec<Result<Vec<u8>, Error>> {
+        let parts = wanted.iter().map(|(object, range)| async {
+            let mut bytes = Vec::new();
+            let read = self.part_once(object, range.clone(), &mut bytes).await;
+            read.map_err(|failed| self.failed_at_opening(object, failed))?;
+            Ok(bytes)
+        });
+        let all = self.io.block_on(join_all(parts));
+        all.unwrap_or_else(|| wanted.iter().map(|_| Err(self.stopped())).collect())
+    }
+
+    /// Reads a range of an object. Gives up after a few seconds without an answer.
+    pub(crate) fn read_at_opening(
+        &self,
+        object: ObjectRef<'_>,
+        range: Option<Range<u64>>,
+        into: &mut Vec<u8>,
+    ) -> Result<(), Error> {
+        self.for_seconds(|| {
+            let read = self
+                .io
+                .block_on(self.part_once(&object, range.clone(), into));
+            read.unwrap_or_else(|| Err(FailedTry::Final(self.stopped())))
+        })
+        .map_err(|failed| self.failed_at_opening(&object, failed))
+    }
+
+    async fn part_once(
+        &self,
+        object: &ObjectRef<'_>,
+        range: Option<Range<u64>>,
+        into: &mut Vec<u8>,
+    ) -> Result<(), FailedTry> {
+        into.clear();
+        // An empty range is not a range in HTTP.
+        if range.as_ref().is_some_and(Range::is_empty) {
+            return Ok(());
+        }
+        let path = self.path(object.key).map_err(FailedTry::Final)?;
+        self.read_once(&path, object, range, &mut ReadTarget::Growing(into))
+            .await
+    }
+
+    /// Repeats an attempt while it fails because of the store, for as long as a listing is repeated.
+    fn for_seconds<T>(
+        &self,
+        mut attempt: impl FnMut() -> Result<T, FailedTry>,
+    ) -> Result<T, FailedTry> {
+        let (began, mut pause) = (Instant::now(), FIRST_LISTING_PAUSE);
+        loop {
+            match attempt() {
+                Err(FailedTry::Store(answer))
+                    if !answer.meaning.is_lasting()
+                        && answer.meaning != AnswerMeaning::NoRanges
+                        && began.elapsed() + pause < LISTING_PATIENCE =>
+                {
+                    // Made inside, because a timer belongs to the runtime that it is made in.
+                    self.io.block_on(async { tokio::time::sleep(pause).await });
+                    pause *= 2;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn failed_at_opening(&self, object: &ObjectRef<'_>, failed: FailedTry) -> Error {
+        let what = || format!("cannot read {}", self.url(object.key));
+        match failed {
+            FailedTry::Final(error) => error,
+            FailedTry::Store(answer) if answer.meaning == AnswerMeaning::NoRanges => {
+                let why = "its server gives whole objects only, and a shard is read by ranges";
+                Error::new(ErrorKind::Invalid, what())
+                    .because(why)
+                    .with_remedy("use a server that answers range requests, or a local copy")
+            }
+            FailedTry::Store(answer) => self.unavailable(what(), &answer),
+        }
+    }
+
+    /// Asks for the lengths and ETags of objects, many at once. The result has `None` for objects that do not exist.
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    pub fn ask_for(&self, keys: &[&str]) -> Result<Vec<Option<ListedObject>>, Error> {
+        self.for_seconds(|| self.ask_once(keys))
+            .map_err(|failed| match failed {
+                FailedTry::Final(error) => error,
+                FailedTry::Store(answer) => {
+                    self.unavailable(format!("cannot read {}", self.name), &answer)
+                }
+            })
+    }
+
+    fn ask_once(&self, keys: &[&str]) -> Result<Vec<Option<ListedObject>>, FailedTry> {
+        let asked = stream::iter(keys.iter().map(|key| self.ask_for_one(key)));
+        let answers = self
+            .io
+            .block_on(asked.buffered(AT_ONCE).collect::<Vec<_>>());
+        let answers = answers.ok_or_else(|| FailedTry::Final(self.stopped()))?;
+        answers.into_iter().collect()
+    }
+
+    async fn ask_for_one(&self, key: &str) -> Result<Option<ListedObject>, FailedTry> {
+        let path = self.path(key).map_err(FailedTry::Final)?;
+        match self.client.head(&path).await {
+            Ok(meta) => Ok(Some(ListedObject {
+                key: key.to_owned(),
+                size: meta.size,
+                etag: meta.e_tag,
+            })),
+            Err(e) => match interpret(&e) {
+                FailedAnswer {
+                    meaning: AnswerMeaning::NoObject,
+                    ..
+                } => Ok(None),
+                answer => Err(FailedTry::Store(answer)),
+            },
+        }
+    }
+}

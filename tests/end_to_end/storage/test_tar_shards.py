@@ -1,0 +1,332 @@
+"""Tests reading tar shards: the same samples as from files, few requests, and errors that name shard and sample."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import subprocess
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import coprep
+import numpy as np
+import pytest
+from batches import batches, ids
+from object_server import ObjectServer
+from shards import FORMATS, samples_of, write_shard, write_shards
+from waiting import WAIT
+
+N = 120
+SHARDS = 4
+BRACES = f"train-{{000..{SHARDS - 1:03}}}.tar"
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder for one test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.jpg"))[:N]
+
+
+@pytest.fixture
+def shards(tmp_path: Path, files: list[Path]) -> Path:
+    """A folder with shards of the photos."""
+    write_shards(tmp_path / "shards", files, SHARDS)
+    return tmp_path / "shards"
+
+
+@pytest.fixture
+def stored(server: ObjectServer, shards: Path) -> str:
+    """The URL of the same shards."""
+    server.load("bucket", "shards", shards)
+    return f"s3://bucket/shards/{BRACES}"
+
+
+def loader(pipeline: coprep.Pipeline, **options: Any) -> coprep.DataLoader:
+    operators = pipeline.decode().random_resized_crop(32).random_horizontal_flip()
+    options = {"batch_size": 16, "framework": "numpy", "with_index": True, **options}
+    return coprep.DataLoader(operators, **options)
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["coprep", *map(str, command)], capture_output=True, text=True, timeout=WAIT)
+
+
+def index_files(cache_home: Path) -> list[Path]:
+    return sorted((cache_home / "coprep" / "shards").iterdir())
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+def test_samples_of_every_format_are_those_of_tarfile(
+    socket_path: Path, tmp_path: Path, files: list[Path], form: str
+) -> None:
+    written = write_shards(tmp_path / "shards", files, 3, form)
+    found = [sample for shard in written for sample in samples_of(shard)]
+    assert len(found) == N
+    extracted = []
+    for number, sample in enumerate(found):
+        extracted.append(tmp_path / f"{number}.jpg")
+        extracted[-1].write_bytes(sample["jpg"])
+    labels = [int(sample["cls"]) for sample in found]
+    listed, sharded = (
+        batches(loader(source, seed=7), epochs=2)
+        for source in (coprep.Files(extracted, labels), coprep.WebDataset(written))
+    )
+    assert listed == sharded
+
+
+@pytest.mark.parametrize("cache", ["off", "encoded", "decoded", "auto"])
+def test_samples_in_stores_are_those_of_local_files(
+    socket_path: Path, server: ObjectServer, files: list[Path], shards: Path, stored: str, cache: str
+) -> None:
+    web = f"{server.address}/{stored.removeprefix('s3://')}"
+    expected, local, s3, http = (
+        batches(loader(source, seed=7, cache=cache), epochs=2)
+        for source in (
+            coprep.Files(files, [i % 7 for i in range(N)]),
+            coprep.WebDataset(shards / BRACES),
+            coprep.WebDataset(stored),
+            coprep.WebDataset(web),
+        )
+    )
+    assert expected == local
+    assert expected == s3
+    assert expected == http
+
+
+def test_the_label_may_be_a_field_of_json_or_nothing(socket_path: Path, shards: Path) -> None:
+    def labels(label: str | None) -> list[int]:
+        with loader(coprep.WebDataset(shards / BRACES, label=label), shuffle=False) as train:
+            found = [batch[1] for batch in train]
+        assert all(part.dtype == np.int64 for part in found)
+        return [int(x) for part in found for x in part]
+
+    assert labels("json:label") == [100 + i % 7 for i in range(N)]
+    assert labels(None) == [0] * N
+
+
+def test_a_web_dataset_is_a_pipeline_like_others(socket_path: Path, shards: Path) -> None:
+    whole = coprep.WebDataset(str(shards / BRACES))
+    listed = coprep.WebDataset([shards / f"train-{i:03}.tar" for i in range(SHARDS)])
+    assert whole == listed and hash(whole) == hash(listed)
+    assert len(whole) == N and whole.classes == [] and whole.root is None
+    chosen = coprep.WebDataset(shards / BRACES, image="jpg", label="json:label").decode()
+    assert pickle.loads(pickle.dumps(chosen)) == chosen != whole
+    assert repr(chosen) == f'WebDataset("{shards}/{BRACES}", image="jpg", label="json:label").decode()'
+
+
+@pytest.mark.parametrize(
+    ("urls", "options", "part"),
+    [
+        ("x.tar.gz", {}, "x.tar.gz is compressed"),
+        ("ftp://host/x.tar", {}, "not a storage that coprep reads"),
+        ([], {}, "the list of shards is empty"),
+        ("x-{0..99999999}.tar", {}, "more than 1000000 names"),
+        ("x.tar", {"image": ".jpg"}, "without a dot"),
+        ("x.tar", {"label": "json:"}, "names no part of a sample"),
+    ],
+)
+def test_what_is_not_accepted_is_an_error_at_once(urls: Any, options: dict[str, str], part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        coprep.WebDataset(urls, **options)
+
+
+def test_bytes_are_no_name() -> None:
+    with pytest.raises(TypeError, match="urls must be text"):
+        coprep.WebDataset(b"x.tar")
+
+
+def test_two_jobs_share_the_requests_and_each_has_exact_epochs(
+    socket_path: Path, server: ObjectServer, stored: str
+) -> None:
+    def epochs(_: int) -> list[list[int]]:
+        with loader(coprep.WebDataset(stored)) as train:
+            return [sorted(ids(train)) for _ in range(2)]
+
+    assert len(coprep.WebDataset(stored)) == N
+    opened = server.counts()["gets"]
+    with ThreadPoolExecutor(2) as pool:
+        for seen in pool.map(epochs, range(2)):
+            assert seen == [list(range(N))] * 2
+    counts = server.counts()
+    # One request for each sample, and some for the starts of a few, which tell how large they are decoded.
+    assert counts["gets"] - opened <= 1.05 * N and counts["heads"] == 0, counts
+    assert counts["matched"] == counts["gets"]
+
+
+def test_subsets_and_states_work_as_with_files(socket_path: Path, stored: str) -> None:
+    subset = range(30, 90)
+    with loader(coprep.WebDataset(stored), subset=subset, seed=1) as train:
+        assert sorted(ids(train)) == list(subset)
+        batch = iter(train)
+        first = [int(i) for _ in range(2) for i in next(batch)[-1]]
+        state = train.state_dict()
+    with loader(coprep.WebDataset(stored), subset=subset, seed=1) as train:
+        train.load_state_dict(state)
+        assert sorted(first + ids(train)) == list(subset)
+
+
+def test_an_index_is_kept_and_reused(socket_path: Path, server: ObjectServer, stored: str, cache_home: Path) -> None:
+    assert len(coprep.WebDataset(stored)) == N
+    kept = index_files(cache_home)
+    assert len(kept) == SHARDS
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept)
+    assert kept[0].parent.stat().st_mode & 0o777 == 0o700
+    coprep.stop()
+    before = server.counts()
+    assert len(coprep.WebDataset(stored)) == N
+    after = server.counts()
+    assert after["gets"] == before["gets"] and after["lists"] == before["lists"] + 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"coprepTI", bytes(1000)])
+def test_a_damaged_index_is_made_anew(socket_path: Path, shards: Path, cache_home: Path, damage: bytes) -> None:
+    before = batches(loader(coprep.WebDataset(shards / BRACES), seed=3), epochs=1)
+    coprep.stop()
+    sound = {path: path.read_bytes() for path in index_files(cache_home)}
+    for path, content in sound.items():
+        path.write_bytes(damage or content[:-7])
+    assert batches(loader(coprep.WebDataset(shards / BRACES), seed=3), epochs=1) == before
+    assert {path: path.read_bytes() for path in index_files(cache_home)} == sound
+
+
+def test_a_shard_that_was_uploaded_anew_is_another_dataset(
+    socket_path: Path, server: ObjectServer, shards: Path, stored: str
+) -> None:
+    assert len(coprep.WebDataset(stored)) == N
+    server.put("bucket", "shards/train-003.tar", (shards / "train-000.tar").read_bytes())
+    with loader(coprep.WebDataset(stored), shuffle=False, cache="encoded") as train:
+        labels = [int(x) for batch in train for x in batch[1]]
+    each = N // SHARDS
+    assert labels[3 * each :] == labels[:each]
+
+
+@pytest.mark.parametrize("place", ["local", "s3"])
+def test_a_shard_replaced_in_mid_run_is_one_error_that_names_it(
+    socket_path: Path, server: ObjectServer, shards: Path, stored: str, place: str
+) -> None:
+    name = f"{shards}/train-002.tar" if place == "local" else "s3://bucket/shards/train-002.tar"
+    urls = str(shards / BRACES) if place == "local" else stored
+    other = (shards / "train-000.tar").read_bytes()
+    options = {"cache": "off", "shuffle": False, "batch_size": 4}
+    with (
+        loader(coprep.WebDataset(urls), **options) as raises,
+        loader(coprep.WebDataset(urls), on_error="skip", **options) as skips,
+    ):
+        one, two = iter(raises), iter(skips)
+        next(one), next(two)
+        Path(shards / "train-002.tar").write_bytes(other)
+        server.put("bucket", "shards/train-002.tar", other)
+        with pytest.raises(coprep.SampleError, match="was replaced since it was") as caught:
+            list(one)
+        assert name in str(caught.value)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            seen = {int(i) for batch in two for i in batch[-1]}
+        each = N // SHARDS
+        # Some samples of the shard may have been read before it was replaced.
+        read_before = seen & set(range(2 * each, 3 * each))
+        assert set(range(3 * each, N)) <= seen and len(read_before) < each
+        assert len([w for w in warned if issubclass(w.category, coprep.SkippedSampleWarning)]) == 1
+        assert skips.stats()["skipped"] == each - len(read_before)
+
+
+def test_a_bad_image_is_named_by_shard_and_key(socket_path: Path, tmp_path: Path, files: list[Path]) -> None:
+    members = [("a/good.jpg", files[0].read_bytes()), ("a/bad.jpg", b"no image"), ("a/empty.jpg", b"")]
+    shard = write_shard(tmp_path / "x.tar", members)
+    with loader(coprep.WebDataset(shard, label=None), shuffle=False, batch_size=1) as train:
+        batch = iter(train)
+        next(batch)
+        with pytest.raises(coprep.SampleError, match="decode") as caught:
+            next(batch)
+    assert f"{shard}#a/bad.jpg" in str(caught.value)
+
+
+def test_a_shard_that_cannot_be_used_is_named_when_it_is_opened(
+    socket_path: Path, tmp_path: Path, shards: Path
+) -> None:
+    whole = (shards / "train-000.tar").read_bytes()
+    for content, part in [
+        (whole[: len(whole) // 2], "it is cut off: .* at byte [0-9]+ reaches beyond its end"),
+        (gzip.compress(whole), "it is compressed by gzip; decompress it"),
+        (b"no tar file" * 100, "its header at byte 0 is broken"),
+        (b"", "it is cut off"),
+    ]:
+        (tmp_path / "bad.tar").write_bytes(content)
+        with pytest.raises(ValueError, match=part) as caught:
+            len(coprep.WebDataset(tmp_path / "bad.tar"))
+        assert f"{tmp_path}/bad.tar" in str(caught.value)
+    shard = write_shard(tmp_path / "parts.tar", [("k/a.jpg", b"x"), ("k/a.cls", b"one")])
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({}, 'the sample k/a has a label that is no integer: its .cls holds "one"'),
+        ({"label": "json:id"}, "the sample k/a has no label: it has no member that ends in json, but jpg, cls"),
+        ({"image": "png", "label": None}, "the sample k/a has no image: it has none of the endings png, but jpg, cls"),
+    ]
+    for options, part in wrong:
+        with pytest.raises(ValueError, match=part) as caught:
+            len(coprep.WebDataset(shard, **options))
+        assert str(shard) in str(caught.value)
+    with pytest.raises(FileNotFoundError, match="gone.tar"):
+        len(coprep.WebDataset(tmp_path / "gone.tar"))
+
+
+def test_a_thousand_indexed_shards_are_opened_without_reading_them(
+    socket_path: Path, server: ObjectServer, tmp_path: Path, files: list[Path]
+) -> None:
+    image = files[0].read_bytes()
+    shard = write_shard(tmp_path / "x.tar", [("a.jpg", image), ("a.cls", b"1")]).read_bytes()
+    for number in range(1000):
+        server.put("bucket", f"many/{number:03}.tar", shard)
+    urls = "s3://bucket/many/{000..999}.tar"
+    assert len(coprep.WebDataset(urls)) == 1000
+    coprep.stop()
+    before = server.counts()
+    assert len(coprep.WebDataset(urls)) == 1000
+    after = server.counts()
+    assert after["gets"] == before["gets"] and after["lists"] <= before["lists"] + 2
+
+
+def test_the_index_command_spares_the_first_job_the_reads(
+    socket_path: Path, server: ObjectServer, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run("index", stored, "--json", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["shards"], found["samples"], found["scanned"]) == (SHARDS, N, SHARDS)
+    gets = server.counts()["gets"]
+    assert len(coprep.WebDataset(stored)) == N
+    assert server.counts()["gets"] == gets
+    coprep.stop()
+    # Beside the shards, the indexes serve another user.
+    server.load("bucket", "shards", tmp_path / "out")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    again = run("index", stored)
+    assert again.returncode == 0, again.stderr
+    assert f"0 read, {SHARDS} had an index beside them, 0 were indexed before" in again.stdout
+    failed = run("index", "s3://bucket/shards/none.tar")
+    assert failed.returncode == 1 and "the shard s3://bucket/shards/none.tar does not exist" in failed.stderr
+
+
+def test_commands_take_shards(socket_path: Path, server: ObjectServer, shards: Path, stored: str) -> None:
+    done = run("warm", stored, "--form", "encoded")
+    assert done.returncode == 0, done.stderr
+    assert f"WebDataset({json.dumps(stored)})" in done.stdout
+    gets = server.counts()["gets"]
+    with loader(coprep.WebDataset(stored)) as train:
+        assert sorted(ids(train)) == list(range(N))
+    assert server.counts()["gets"] == gets
+    assert stored in run("status").stdout
+    dropped = run("drop", stored)
+    assert dropped.returncode == 0, dropped.stderr
+    for command in ("analyze", "bench"):
+        report = run(command, shards / BRACES, "--json", "--seconds", "0.5", "--image-size", "32")
+        assert report.returncode == 0, report.stderr
+        assert json.loads(report.stdout)
