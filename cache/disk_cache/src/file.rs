@@ -201,12 +201,22 @@ impl DiskCache {
     /// Returns `true` if a sample of `len` bytes could be written: it is absent, and there is room.
     #[must_use]
     pub fn has_room(&self, id: u32, len: u64) -> bool {
+        self.takes(id, len) == Some(true)
+    }
+
+    /// Returns `true` if a sample of `len` bytes is absent and cannot be written.
+    #[must_use]
+    pub fn refuses(&self, id: u32, len: u64) -> bool {
+        self.takes(id, len) == Some(false)
+    }
+
+    /// Returns whether an absent sample could be written, or `None` if it is there or being written.
+    fn takes(&self, id: u32, len: u64) -> Option<bool> {
         let is_valid = id < self.layout.samples && len <= self.longest;
-        if !is_valid || self.is_broken.load(Ordering::Relaxed) {
-            return false;
-        }
+        let is_possible = is_valid && !self.is_broken.load(Ordering::Relaxed);
         let state = self.state();
-        !state.samples.contains_key(&id) && state.room.has_room(len)
+        let is_absent = !state.samples.contains_key(&id);
+        is_absent.then(|| is_possible && state.room.has_room(len))
     }
 
     /// Reads a sample. After a hit, `into` holds exactly its bytes.

@@ -100,6 +100,11 @@ impl DiskTier {
     /// If another coordinator uses the folder, if other users may reach it, or if there is too little room.
     pub(crate) fn start(settings: &DiskSettings) -> Result<Self> {
         let folder = DiskFolder::open(&settings.folder).map_err(from_lower)?;
+        // The files that are there have their room already. This comes before anything is written, because the kernel ends
+        // a process whose files are limited at its first write beyond the limit.
+        let taken: u64 = files(&folder)?.iter().map(|file| file.bytes).sum();
+        let more = settings.bytes.saturating_sub(taken).max(1);
+        folder.try_room(more).map_err(from_lower)?;
         let speed = DiskSpeed::measure(folder.path());
         let queue = Arc::new(WriteQueue::default());
         let writing = queue.clone();
@@ -116,9 +121,8 @@ impl DiskTier {
             queue,
             writer: Some(writer),
         };
-        // The budget may be smaller than that of the coordinator before. The files that stay have their room already.
-        let left = tier.make_room(0, files(&tier.folder)?);
-        tier.folder.try_room(left.max(1)).map_err(from_lower)?;
+        // The budget may be smaller than that of the coordinator before.
+        tier.make_room(0, files(&tier.folder)?);
         Ok(tier)
     }
 
@@ -357,6 +361,11 @@ impl DatasetDisk {
     /// Returns `true` if a sample of `len` bytes is to be written. `in_memory` says that memory holds it.
     pub(crate) fn is_to_keep(&self, id: u32, len: u64, in_memory: bool) -> bool {
         (self.holds_all || !in_memory) && self.cache.has_room(id, len)
+    }
+
+    /// Returns `true` if a sample of `len` bytes is not on the disk and will not be, for lack of room.
+    pub(crate) fn refuses(&self, id: u32, len: u64) -> bool {
+        self.cache.refuses(id, len)
     }
 
     /// Hands a sample to the thread that writes it.

@@ -253,8 +253,16 @@ impl Recipe {
         cached_as != Some(Form::Encoded) && self.has_room_on_disk(id)
     }
 
+    /// Returns `true` if the local disk has no room for the sample, or there is no disk.
+    pub(crate) fn is_refused_by_disk(&self, id: u32) -> bool {
+        let len = self.dataset.listed_len(id).unwrap_or(0);
+        let refuses = |disk: &Arc<DatasetDisk>| disk.refuses(id, len);
+        // A sample that does not go to the disk says nothing about those that do.
+        self.disk.is_none() || self.disk_of(id).is_some_and(refuses)
+    }
+
     /// Returns `true` if the local disk would take the sample.
-    pub(crate) fn has_room_on_disk(&self, id: u32) -> bool {
+    fn has_room_on_disk(&self, id: u32) -> bool {
         let len = self.dataset.listed_len(id).unwrap_or(0);
         let disk = self.disk_of(id);
         disk.is_some_and(|disk| disk.is_to_keep(id, len, self.is_kept_in_memory(id)))

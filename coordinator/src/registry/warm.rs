@@ -249,7 +249,7 @@ impl WarmRun<'_> {
                 let refuses =
                     |cache: &DatasetCache| !cache.store.has(admitted.id) && cache.forms.is_none();
                 self.progress.full |=
-                    self.cache.is_none_or(refuses) && self.is_refused_by_disk(admitted.id);
+                    self.cache.is_none_or(refuses) && self.recipe.is_refused_by_disk(admitted.id);
             }
             Err(failure) if failure.is_unavailable => {
                 self.unavailable.get_or_insert(failure.message);
@@ -268,12 +268,6 @@ impl WarmRun<'_> {
                 self.progress.first_failure.get_or_insert_with(text);
             }
         }
-    }
-
-    /// Returns `true` if the local disk has neither the sample nor room for it, or there is no disk.
-    fn is_refused_by_disk(&self, id: u32) -> bool {
-        let disk = self.recipe.disk.as_ref();
-        disk.is_none_or(|disk| !disk.has(id)) && !self.recipe.has_room_on_disk(id)
     }
 
     fn send_progress(&mut self, client: &Client) -> Result<()> {

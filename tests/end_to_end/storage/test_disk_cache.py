@@ -16,7 +16,7 @@ from typing import Any
 import coprep
 import pytest
 from batches import batches, ids
-from coordinators import coordinator_pid, stream
+from coordinators import coordinator_pid
 from jobs import Start
 from object_server import ObjectServer
 from photos import make_folder
@@ -37,7 +37,8 @@ def epochs(count: int, url: str | Path, **options: Any) -> dict[str, Any]:
     with loader(url, **options) as train:
         for _ in range(count):
             assert sorted(ids(train)) == list(range(N))
-        return dict(stream()["totals"])
+        (own,) = [s for s in coprep.status()["streams"] if s["dataset"] == str(url)]
+        return dict(own["totals"])
 
 
 def in_file(folder: Path) -> int:
@@ -72,12 +73,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_half_of_the_samples_on_the_disk_halve_the_reads(
-    socket_path: Path,
-    disk: Path,
-    server: ObjectServer,
-    folder: Path,
-    photos: str,
-    monkeypatch: pytest.MonkeyPatch,
+    socket_path: Path, disk: Path, server: ObjectServer, folder: Path, photos: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = in_file(folder) // 2
     monkeypatch.setenv("COPREP_DISK_BYTES", str(file_bytes(half)))
@@ -96,12 +92,7 @@ def test_half_of_the_samples_on_the_disk_halve_the_reads(
 
 @pytest.mark.parametrize("cache", ["encoded", "auto"])
 def test_memory_and_disk_together_hold_everything(
-    socket_path: Path,
-    disk: Path,
-    folder: Path,
-    photos: str,
-    monkeypatch: pytest.MonkeyPatch,
-    cache: str,
+    socket_path: Path, disk: Path, folder: Path, photos: str, monkeypatch: pytest.MonkeyPatch, cache: str
 ) -> None:
     # Each has room for half of the samples, and for one more than fit exactly.
     half = in_file(folder) // 2 + (16 << 10)
@@ -177,16 +168,11 @@ def test_metrics_show_the_disk(socket_path: Path, disk: Path, photos: str, tmp_p
 
 
 def test_damaged_samples_are_fetched_anew_and_told_once(
-    socket_path: Path,
-    disk: Path,
-    server: ObjectServer,
-    folder: Path,
-    photos: str,
-    tmp_path: Path,
+    socket_path: Path, disk: Path, server: ObjectServer, folder: Path, photos: str, tmp_path: Path
 ) -> None:
-    expected = batches(loader(folder, seed=7), epochs=3)
     coordinator = Coordinator(socket_path, tmp_path / "log")
     try:
+        expected = batches(loader(folder, seed=7), epochs=3)
         with loader(photos, seed=7) as train:
             list(train)
         wait_for_entries()
@@ -194,11 +180,7 @@ def test_damaged_samples_are_fetched_anew_and_told_once(
         (file,) = disk.iterdir()
         # One bit in each of many samples: they lie behind the index, without gaps.
         with file.open("r+b") as opened:
-            for at in range(
-                file.stat().st_size - in_file(folder),
-                file.stat().st_size - 8192,
-                40_000,
-            ):
+            for at in range(file.stat().st_size - in_file(folder), file.stat().st_size - 8192, 40_000):
                 opened.seek(at)
                 (byte,) = opened.read(1)
                 opened.seek(at)
@@ -248,12 +230,7 @@ def test_a_warm_up_fills_the_disk(socket_path: Path, disk: Path, server: ObjectS
     assert f"0 in memory, {N} on disk of {N} samples" in done.stdout and "with any operators" in done.stdout
     gets = server.counts()["gets"]
     assert gets == N
-    again = subprocess.run(
-        ["coprep", "warm", photos, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=WAIT,
-    )
+    again = subprocess.run(["coprep", "warm", photos, "--json"], capture_output=True, text=True, timeout=WAIT)
     last = json.loads(again.stdout.splitlines()[-1])
     assert last["on_disk"] == N and last["fetched_bytes"] == 0 and not last["full"]
     epochs(1, photos)
@@ -263,12 +240,7 @@ def test_a_warm_up_fills_the_disk(socket_path: Path, disk: Path, server: ObjectS
 
 
 def test_a_warm_up_fills_memory_and_disk(
-    socket_path: Path,
-    disk: Path,
-    server: ObjectServer,
-    folder: Path,
-    photos: str,
-    monkeypatch: pytest.MonkeyPatch,
+    socket_path: Path, disk: Path, server: ObjectServer, folder: Path, photos: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = in_file(folder) // 2 + (16 << 10)
     monkeypatch.setenv("COPREP_CACHE", str(half))
@@ -299,10 +271,7 @@ def test_a_file_in_use_is_kept_and_one_that_nobody_uses_makes_room(
         wait_for_entries()
         (file,) = disk.iterdir()
         # The other dataset goes on without the disk, and its jobs are told why.
-        with pytest.warns(
-            coprep.CacheWarning,
-            match="samples are not kept on the local disk: no room for s3",
-        ):
+        with pytest.warns(coprep.CacheWarning, match="samples are not kept on the local disk: no room for s3"):
             epochs(1, other)
         assert [path.name for path in disk.iterdir()] == [file.name]
     until(lambda: not coprep.status()["streams"], "the streams are closed")
