@@ -111,6 +111,29 @@ fn a_file_never_holds_more_than_its_capacity_and_never_evicts() {
 }
 
 #[test]
+fn damaged_samples_of_a_full_file_all_find_their_room_again() {
+    let place = Place::new();
+    let (cache, _) = place.open();
+    // A large sample comes first in the file, and is written again last.
+    let lengths = [(0, 1024), (1, 64), (2, 512), (3, 128), (4, 1984), (5, 384)];
+    for (id, len) in lengths {
+        assert!(cache.write(id, &sample(id, len)).unwrap());
+    }
+    assert_eq!(cache.usage().used, 4096);
+    let start = fs::metadata(place.file()).unwrap().len() - 4096;
+    for at in [0, 1088, 1728] {
+        place.change(start + at, |byte| *byte = !*byte);
+    }
+    let dropped: Vec<u32> = (0..6).filter(|&id| read(&cache, id).is_none()).collect();
+    assert_eq!(dropped, [0, 2, 4]);
+    for id in [2, 0, 4] {
+        let (_, len) = lengths[id as usize];
+        assert!(cache.write(id, &sample(id, len)).unwrap(), "sample {id}");
+    }
+    assert_eq!(found(&cache).len(), 6);
+}
+
+#[test]
 fn a_sample_that_is_too_long_or_has_no_number_is_not_written() {
     let (cache, _) = Place::new().open();
     assert!(!cache.write(0, &sample(0, 2001)).unwrap());

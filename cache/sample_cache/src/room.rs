@@ -159,13 +159,17 @@ impl RoomAllocator {
         }
     }
 
-    /// Takes the first hole that is large enough. The rest of the hole stays free.
+    /// Takes the smallest hole that is large enough. The rest of the hole stays free.
+    ///
+    /// Holes are left by samples that were damaged, and are soon asked for by the same samples. So each of them finds a
+    /// hole of its own length, and no small sample takes the room of a large one.
     fn take_hole(&mut self, room: u64) -> Option<u64> {
         // Without this bound, every sample that finds no room would cause a search of all holes.
         if room > self.largest_hole {
             return None;
         }
-        let Some((&offset, &len)) = self.holes.iter().find(|&(_, &len)| len >= room) else {
+        let fitting = self.holes.iter().filter(|&(_, &len)| len >= room);
+        let Some((&offset, &len)) = fitting.min_by_key(|&(_, &len)| len) else {
             // The bound was too high, because taking a hole does not lower it. This search has seen all holes anyway.
             self.largest_hole = self.holes.values().copied().max().unwrap_or(0);
             return None;
