@@ -3,6 +3,12 @@
 //! A cache belongs to a dataset and a form. A cache of decoded samples also belongs to the deterministic operators, so
 //! that streams which differ only in their random operators share it. The memory of a cache is reserved when it is
 //! opened: as much as the dataset needs, or as the budget leaves.
+//!
+//! Below them, a local disk may hold encoded samples ([`disk_tier`]).
+
+mod disk_speed;
+mod disk_tier;
+mod write_queue;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,6 +25,9 @@ use coprep_protocol::spec::{Op, PipelineSpec};
 use coprep_shared_memory::lock::lock;
 
 use crate::Result;
+pub use crate::caches::disk_tier::check_disk_folder;
+pub(crate) use crate::caches::disk_tier::{DatasetDisk, DiskCandidate, DiskTier};
+pub(crate) use crate::caches::write_queue::WhenFull;
 use crate::error::{from_lower, invalid};
 
 /// The key that tells one cache from another.
@@ -56,6 +65,10 @@ pub(crate) struct DatasetCache {
     segment: Option<String>,
     /// `true` if it was filled on purpose before jobs came.
     warmed: AtomicBool,
+    /// Bytes that all samples would take.
+    wanted: u64,
+    /// Number of cached samples that the local disk had when they were cached.
+    doubled: AtomicU64,
     hits: AtomicU64,
     misses: AtomicU64,
     /// Number of openings and warm-ups under way that use it before a stream does. Raised only under the registry's
@@ -205,6 +218,8 @@ impl DatasetCache {
             cached_pipeline: opening.cached_pipeline.clone(),
             segment,
             warmed: AtomicBool::new(false),
+            wanted: opening.sizes.wanted,
+            doubled: AtomicU64::new(0),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
             pins: AtomicU32::new(0),
@@ -258,6 +273,22 @@ impl DatasetCache {
     pub(crate) fn may_admit(&self, id: u32) -> bool {
         let usage = self.store.usage();
         usage.used < usage.capacity && self.forms.as_ref().is_none_or(|f| !f.was_judged(id))
+    }
+
+    /// Returns `true` if there is room for a sample that the local disk has too. Samples that it does not have come
+    /// first: there are `elsewhere` of them, of `samples` in all.
+    pub(crate) fn has_room_for_double(&self, elsewhere: u64, samples: u64) -> bool {
+        let usage = self.store.usage();
+        let doubled = self.doubled.load(Ordering::Relaxed);
+        let held = usage.entries().saturating_sub(doubled);
+        let to_come = elsewhere.saturating_sub(held) as f64 + 1.0;
+        let bytes_each = self.wanted as f64 / samples.max(1) as f64;
+        usage.used as f64 + to_come * bytes_each <= usage.capacity as f64
+    }
+
+    /// Counts a sample that was cached although the local disk has it.
+    pub(crate) fn count_double(&self) {
+        self.doubled.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Copies a sample into the cache, if there is room.

@@ -63,6 +63,13 @@ impl From<coprep_cache::ErrorKind> for ErrorKind {
     }
 }
 
+impl From<coprep_disk_cache::ErrorKind> for ErrorKind {
+    fn from(_: coprep_disk_cache::ErrorKind) -> Self {
+        // Its remedies name the settings of the disk, and those of memory would not help.
+        ErrorKind::Os
+    }
+}
+
 impl From<coprep_protocol::paths::ErrorKind> for ErrorKind {
     fn from(_: coprep_protocol::paths::ErrorKind) -> Self {
         ErrorKind::Os

@@ -34,7 +34,7 @@ mod server;
 mod settings;
 mod stream;
 
-pub use caches::{check_cache_name, drop_left_segments};
+pub use caches::{check_cache_name, check_disk_folder, drop_left_segments};
 pub use coprep_pipeline::{Dataset, Pipeline};
 pub use coprep_storage::{ReadThrottle, Slowness, open_regular};
 pub use error::{Error, ErrorKind, Result};
@@ -45,4 +45,4 @@ pub use produce::threads::pool_overhead;
 pub use registry::describe;
 pub use registry::status::Monitor;
 pub use server::{OwnFile, Server, StopReason};
-pub use settings::Settings;
+pub use settings::{DiskSettings, Settings};

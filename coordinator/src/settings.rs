@@ -1,5 +1,6 @@
 //! Settings that the operator of a coordinator chooses.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use coprep_protocol::message::CacheForm;
@@ -17,6 +18,8 @@ pub struct Settings {
     pub cache_form: CacheForm,
     /// Prefix of named segments, which replace anonymous memory. A restarted coordinator takes them over warm.
     pub cache_name: Option<String>,
+    /// The local disk that holds samples below the caches in memory, or `None` for none.
+    pub disk: Option<DiskSettings>,
     /// Bytes of one stream's staging area, within the bounds that correctness asks for.
     pub staging_bytes: u64,
     /// Bytes of each GPU's memory that its rings may take together, and at most a twentieth of the GPU; 0 for no rings.
@@ -38,6 +41,15 @@ pub struct Settings {
     pub idle_warm: Option<Duration>,
 }
 
+/// Where samples are kept on a local disk.
+#[derive(Clone, Debug)]
+pub struct DiskSettings {
+    /// Folder of the files. It is created if it is missing.
+    pub folder: PathBuf,
+    /// Bytes that all files may take together.
+    pub bytes: u64,
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Settings {
@@ -45,6 +57,7 @@ impl Default for Settings {
             cache_budget: coprep_shared_memory::memory::available().unwrap_or(0) / 4,
             cache_form: CacheForm::Auto,
             cache_name: None,
+            disk: None,
             staging_bytes: 256 << 20,
             device_memory: 1 << 30,
             storage: Slowness::default(),

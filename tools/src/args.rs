@@ -120,6 +120,12 @@ pub(crate) struct ServeArgs {
     /// Keep caches in named segments, which a restarted coordinator takes over warm.
     #[arg(long, env = "COPREP_CACHE_NAME", value_parser = cache_name, value_name = "NAME")]
     pub(crate) cache_name: Option<String>,
+    /// Keep samples of remote and slow storage in this folder of a local disk, below the caches in memory.
+    #[arg(long, env = "COPREP_DISK_CACHE", value_parser = disk_folder, requires = "disk_bytes", value_name = "FOLDER")]
+    pub(crate) disk_cache: Option<PathBuf>,
+    /// Limit all files in that folder together to this many bytes, such as 500G.
+    #[arg(long, env = "COPREP_DISK_BYTES", value_parser = size::parse, requires = "disk_cache", value_name = "SIZE")]
+    pub(crate) disk_bytes: Option<u64>,
     /// Reserve this many bytes for the staging area of each stream.
     #[arg(long, env = "COPREP_STAGING", value_parser = size::parse, default_value = "256M", value_name = "SIZE")]
     pub(crate) staging: u64,
@@ -185,6 +191,10 @@ pub(crate) struct ThrottleArgs {
 fn cache_name(text: &str) -> Result<String, String> {
     coprep_coordinator::check_cache_name(text).map_err(|e| e.to_string())?;
     Ok(text.into())
+}
+
+fn disk_folder(text: &str) -> Result<PathBuf, String> {
+    coprep_coordinator::check_disk_folder(text).map_err(|e| e.to_string())
 }
 
 /// Parses the seconds of a measurement.

@@ -6,7 +6,7 @@ use std::os::fd::FromRawFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use coprep_coordinator::{OwnFile, Server, Settings, Slowness, StopReason};
+use coprep_coordinator::{DiskSettings, OwnFile, Server, Settings, Slowness, StopReason};
 use coprep_metrics::Metrics;
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::size::human;
@@ -118,6 +118,11 @@ fn settings(args: &ServeArgs) -> Settings {
         cache_budget: args.cache.unwrap_or(default.cache_budget),
         cache_form: args.cache_form.into(),
         cache_name: args.cache_name.clone(),
+        disk: args
+            .disk_cache
+            .clone()
+            .zip(args.disk_bytes)
+            .map(|(folder, bytes)| DiskSettings { folder, bytes }),
         staging_bytes: args.staging,
         device_memory: args.device_memory,
         // A coordinator that a job started must end by itself. One that a person started runs until it is stopped.

@@ -7,8 +7,8 @@ use coprep_client::{ErrorKind, control};
 use coprep_protocol::dataset_path;
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::message::{
-    CacheForm, CacheStatus, CostStatus, FormStatus, GpuStatus, JobStatus, OutageStatus, RingStatus,
-    SampleCost, Status, StreamStatus,
+    CacheForm, CacheStatus, CostStatus, DiskCacheStatus, DiskStatus, FormStatus, GpuStatus,
+    JobStatus, OutageStatus, RingStatus, SampleCost, Status, StreamStatus,
 };
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::shard_list::{DEFAULT_IMAGE, names_shards};
@@ -77,23 +77,25 @@ fn drop_all(paths: &CoordinatorPaths) -> Outcome<u64> {
 
 /// Frees the caches of a dataset. `named` is its name as `status` shows it, or any path of its folder.
 fn drop_of_dataset(paths: &CoordinatorPaths, named: &str) -> Outcome<u64> {
-    let caches = control::status(paths, 0)?.caches;
+    let Status { caches, disk, .. } = control::status(paths, 0)?;
     let of = |name: &str| {
         caches
             .iter()
             .filter(|c| c.dataset == name)
             .collect::<Vec<_>>()
     };
+    let on_disk = disk.map_or(Vec::new(), |disk| disk.caches);
+    let is_on_disk = |name: &str| on_disk.iter().any(|c| c.dataset == name);
     let mut name = named.to_owned();
-    if of(&name).is_empty() {
+    if of(&name).is_empty() && !is_on_disk(&name) {
         // It is no name that `status` shows, so it must be a path or a URL.
         name = dataset_name(named)?;
     }
     let found = of(&name);
-    if found.is_empty() {
+    if found.is_empty() && !is_on_disk(&name) {
         return Err(no_cache_of(named, &caches).into());
     }
-    if found.iter().all(|c| c.users > 0) {
+    if !found.is_empty() && found.iter().all(|c| c.users > 0) {
         let text =
             format!("the cache of {name} is in use: it can be dropped when its jobs have ended");
         return Err(text.into());
@@ -139,6 +141,7 @@ fn describe(status: &Status) -> String {
     let mut parts = vec![wrapped(&head, 0).trim_end().to_owned()];
     parts.extend(status.outages.iter().map(outage));
     parts.push(caches(&status.caches));
+    parts.extend(status.disk.as_ref().map(disk));
     parts.extend(status.streams.iter().map(stream));
     if status.streams.is_empty() {
         parts.push("no jobs".into());
@@ -261,6 +264,34 @@ fn cache(c: &CacheStatus) -> String {
     )
     .trim_end()
     .to_owned()
+}
+
+/// Describes the samples on the local disk.
+fn disk(d: &DiskStatus) -> String {
+    let head = format!(
+        "disk cache {}, files may take {}",
+        d.folder,
+        human(d.budget)
+    );
+    let mut lines = vec![wrapped(&head, 0)];
+    lines.extend(d.caches.iter().map(|c| wrapped(&disk_cache(c), 2)));
+    lines.concat().trim_end().to_owned()
+}
+
+fn disk_cache(c: &DiskCacheStatus) -> String {
+    let mut facts = vec![
+        format!(
+            "{}: {}, {} of {}",
+            c.dataset,
+            count(c.entries, "sample"),
+            human(c.used),
+            human(c.capacity)
+        ),
+        format!("{}, {} misses", count(c.hits, "hit"), c.misses),
+    ];
+    let damaged = format!("{} were damaged and dropped", count(c.dropped, "sample"));
+    facts.extend((c.dropped > 0).then_some(damaged));
+    facts.join("; ")
 }
 
 fn form_name(form: CacheForm) -> String {
@@ -481,8 +512,21 @@ mod tests {
             notes: vec!["the uploader of the GPU has ended 4 times".into()],
             ..GpuStatus::default()
         };
+        let on_disk = DiskCacheStatus {
+            dataset: format!("s3://bucket/{}", "a long name of a folder/".repeat(5)),
+            entries: 1_281_167,
+            hits: 1,
+            dropped: 1,
+            ..DiskCacheStatus::default()
+        };
+        let disk = DiskStatus {
+            folder: format!("/nvme/{}", "a long name of a folder/".repeat(5)),
+            budget: 500 << 30,
+            caches: vec![on_disk],
+        };
         Status {
             caches: vec![cache],
+            disk: Some(disk),
             streams: vec![stream],
             gpus: vec![gpu],
             ..Status::default()
@@ -514,6 +558,10 @@ mod tests {
         assert!(words.contains("1 sample measured"), "{words}");
         assert!(
             words.contains("8 consumers, 7 of them share uploads"),
+            "{words}"
+        );
+        assert!(
+            words.contains("1281167 samples, 0 B of 0 B; 1 hit, 0 misses; 1 sample"),
             "{words}"
         );
         assert!(

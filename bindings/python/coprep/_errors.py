@@ -53,7 +53,10 @@ class TimeoutError(CoprepError, builtins.TimeoutError):
 
 
 class CacheWarning(UserWarning):
-    """A cache was warmed with the job's samples, but the job does not use it. The message gives the reason."""
+    """The job does not use a cache of its samples: one that was warmed, or the coordinator's local disk.
+
+    The message gives the reason.
+    """
 
 
 class UnsharedWarning(UserWarning):

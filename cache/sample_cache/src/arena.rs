@@ -8,7 +8,6 @@
     reason = "hands out disjoint parts of the segment as slices"
 )]
 
-use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard};
@@ -20,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::index::{self, ENTRY, EntryBytes, IndexEntry};
 use crate::layout::{SegmentLayout, WHAT};
 use crate::named;
+use crate::room::RoomAllocator;
 
 /// The memory of a segment.
 pub(crate) enum SegmentMemory {
@@ -55,7 +55,7 @@ pub(crate) struct Arena {
     shape: SegmentLayout,
     memory: SegmentMemory,
     seed: u64,
-    state: Mutex<ArenaState>,
+    room: Mutex<RoomAllocator>,
 }
 
 // SAFETY: the pointers within `memory` are to memory that lives as long as it and belongs to no thread;
@@ -63,23 +63,6 @@ pub(crate) struct Arena {
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
-
-/// The state of the allocator.
-#[derive(Default)]
-struct ArenaState {
-    /// End of the used part. Everything beyond it is free.
-    end: u64,
-    /// Free room before `end`: length by offset. No two holes touch.
-    holes: BTreeMap<u64, u64>,
-    /// Upper bound of the length of any hole.
-    largest_hole: u64,
-    /// Positions whose entry was dropped.
-    vacant: Vec<u32>,
-    next_position: u32,
-    /// Number of extents that are neither published nor given back. Each of them will need an index position.
-    open: u32,
-    used: u64,
-}
 
 /// A part of the payload area with one owner.
 #[derive(Debug)]
@@ -89,12 +72,6 @@ pub(crate) struct Extent {
     len: usize,
 }
 
-impl Extent {
-    fn room(&self) -> u64 {
-        index::extent_len(self.len as u64).unwrap_or(u64::MAX)
-    }
-}
-
 impl Arena {
     pub(crate) fn new(memory: SegmentMemory, shape: SegmentLayout, seed: u64) -> Self {
         assert!(
@@ -102,10 +79,10 @@ impl Arena {
             "the segment is smaller than its shape"
         );
         Arena {
+            room: Mutex::new(RoomAllocator::new(shape.capacity, shape.positions)),
             shape,
             memory,
             seed,
-            state: Mutex::default(),
         }
     }
 
@@ -115,37 +92,22 @@ impl Arena {
 
     /// Returns the bytes given out.
     pub(crate) fn used(&self) -> u64 {
-        self.state().used
+        self.room().used()
     }
 
-    fn state(&self) -> MutexGuard<'_, ArenaState> {
-        lock(&self.state)
+    fn room(&self) -> MutexGuard<'_, RoomAllocator> {
+        lock(&self.room)
     }
 
     /// Allocates room for `len` bytes and an index position.
     pub(crate) fn allocate(&self, len: usize) -> Option<Extent> {
-        let room = index::extent_len(len as u64)?;
-        let mut state = self.state();
-        // An open extent takes an index position when it is published. It is refused now if none would be left then,
-        // because `append` cannot fail.
-        if state.open >= state.positions_left(self.shape.positions) {
-            return None;
-        }
-        // Holes are filled first. So the room at the end stays whole for samples that no hole is large enough for.
-        let offset = state
-            .take_hole(room)
-            .or_else(|| state.take_end(room, self.shape.capacity))?;
-        state.open += 1;
-        state.used += room;
+        let offset = self.room().allocate(len as u64)?;
         Some(Extent { offset, len })
     }
 
     /// Frees an extent that is not published.
     pub(crate) fn give_back(&self, extent: Extent) {
-        let mut state = self.state();
-        state.open -= 1;
-        state.used -= extent.room();
-        state.free(extent.offset, extent.room());
+        self.room().give_back(extent.offset, extent.len as u64);
     }
 
     /// Frees the position and the room of a damaged entry. The caller has made sure that nobody looks at its payload
@@ -153,12 +115,7 @@ impl Arena {
     pub(crate) fn drop_entry(&self, number: u32, entry: &IndexEntry) {
         // First, so that the room goes to another entry only after the index no longer names it.
         self.write_entry(number, &index::DROPPED);
-        // `bounds` admitted the entry when it was read, so the number does not overflow.
-        let room = index::extent_len(entry.len).unwrap_or(0);
-        let mut state = self.state();
-        state.vacant.push(number);
-        state.used -= room;
-        state.free(entry.offset, room);
+        self.room().vacate(number, entry);
     }
 
     /// Returns the bytes of an extent, for its owner.
@@ -189,9 +146,8 @@ impl Arena {
     }
 
     fn append(&self, bytes: &EntryBytes) -> u32 {
-        let mut state = self.state();
-        let number = state.take_position();
-        state.open -= 1;
+        let mut room = self.room();
+        let number = room.publish();
         // The payload must be in memory before the entry, in case this process is killed here.
         fence(Ordering::Release);
         self.write_entry(number, bytes);
@@ -276,85 +232,7 @@ impl Arena {
         for number in &scan.dropped {
             self.write_entry(*number, &index::DROPPED);
         }
-        *self.state() = ArenaState::after(&scan);
+        self.room().take_over(&scan);
         scan
-    }
-}
-
-impl ArenaState {
-    fn after(scan: &index::Scan) -> Self {
-        let mut state = ArenaState {
-            next_position: scan.positions,
-            vacant: [&*scan.vacant, &scan.dropped].concat(),
-            ..ArenaState::default()
-        };
-        for (_, entry) in &scan.entries {
-            // `scan` has checked, sorted and separated the entries, so nothing here overflows.
-            let end = entry.end().unwrap_or(entry.offset);
-            state.add_hole(state.end, entry.offset - state.end);
-            state.used += end - entry.offset;
-            state.end = end;
-        }
-        state
-    }
-
-    fn positions_left(&self, positions: u32) -> u32 {
-        positions - self.next_position + self.vacant.len() as u32
-    }
-
-    fn take_position(&mut self) -> u32 {
-        self.vacant.pop().unwrap_or_else(|| {
-            self.next_position += 1;
-            self.next_position - 1
-        })
-    }
-
-    fn take_end(&mut self, room: u64, capacity: u64) -> Option<u64> {
-        let offset = self.end;
-        let end = offset.checked_add(room).filter(|&end| end <= capacity)?;
-        self.end = end;
-        Some(offset)
-    }
-
-    /// Frees room and merges it with the free room on both sides.
-    fn free(&mut self, mut offset: u64, mut len: u64) {
-        if let Some((&before, &its_len)) = self.holes.range(..offset).next_back()
-            && before + its_len == offset
-        {
-            self.holes.remove(&before);
-            (offset, len) = (before, its_len + len);
-        }
-        if let Some(its_len) = self.holes.remove(&(offset + len)) {
-            len += its_len;
-        }
-        // Room at the end goes back to the bump pointer, where it can serve a sample of any length.
-        if offset + len == self.end {
-            self.end = offset;
-        } else {
-            self.add_hole(offset, len);
-        }
-    }
-
-    fn add_hole(&mut self, offset: u64, len: u64) {
-        if len > 0 {
-            self.holes.insert(offset, len);
-            self.largest_hole = self.largest_hole.max(len);
-        }
-    }
-
-    /// Takes the first hole that is large enough. The rest of the hole stays free.
-    fn take_hole(&mut self, room: u64) -> Option<u64> {
-        // Without this bound, every sample that finds no room would cause a search of all holes.
-        if room > self.largest_hole {
-            return None;
-        }
-        let Some((&offset, &len)) = self.holes.iter().find(|&(_, &len)| len >= room) else {
-            // The bound was too high, because taking a hole does not lower it. This search has seen all holes anyway.
-            self.largest_hole = self.holes.values().copied().max().unwrap_or(0);
-            return None;
-        };
-        self.holes.remove(&offset);
-        self.add_hole(offset + room, len - room);
-        Some(offset)
     }
 }

@@ -69,6 +69,13 @@ impl SegmentHeader {
     }
 }
 
+/// Returns the seed of an index's checksums. It differs between datasets, so an entry of another dataset is not valid
+/// here.
+#[must_use]
+pub fn seed(fingerprint: u128) -> u64 {
+    fingerprint as u64 ^ (fingerprint >> 64) as u64
+}
+
 /// Alignment of payloads, in bytes.
 pub const ALIGNMENT: u64 = 64;
 
@@ -134,7 +141,7 @@ impl IndexEntry {
     /// Decodes a copy of the bytes at a position. Returns `None` if the position does not hold an entry as it was
     /// written.
     #[must_use]
-    pub(crate) fn from_bytes(bytes: &EntryBytes, seed: u64) -> Option<Self> {
+    pub fn from_bytes(bytes: &EntryBytes, seed: u64) -> Option<Self> {
         let (archive, written) = bytes.split_at(ARCHIVE);
         if checksum(archive, seed).to_le_bytes() != written {
             return None;
@@ -150,9 +157,9 @@ impl IndexEntry {
     }
 }
 
-/// Returns the bytes that a payload of `len` bytes takes with its alignment.
+/// Returns the bytes that a payload of `len` bytes takes with its alignment, or `None` if the number overflows.
 #[must_use]
-pub(crate) fn extent_len(len: u64) -> Option<u64> {
+pub fn extent_len(len: u64) -> Option<u64> {
     // An empty payload takes room too. Otherwise it would share its offset with the next payload, and offsets identify
     // entries in `drop_conflicts`.
     len.max(1).checked_next_multiple_of(ALIGNMENT)
@@ -221,7 +228,9 @@ pub fn scan(entries: impl Iterator<Item = EntryBytes>, bounds: &Bounds) -> Scan 
 }
 
 impl Bounds {
-    pub(crate) fn admit(&self, entry: &IndexEntry) -> bool {
+    /// Returns `true` if an entry respects these limits.
+    #[must_use]
+    pub fn admit(&self, entry: &IndexEntry) -> bool {
         entry.id < self.samples
             && entry.offset.is_multiple_of(ALIGNMENT)
             && entry.end().is_some_and(|end| end <= self.capacity)

@@ -3,7 +3,7 @@
 use coprep_shared_memory::mapping::page_size;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{self, ENTRY};
+use crate::index::{self, ENTRY, SegmentHeader};
 use crate::table::MAX_POSITIONS;
 
 /// Name of the memory in error messages.
@@ -11,16 +11,17 @@ pub(crate) const WHAT: &str = "the sample cache";
 
 /// The layout of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct SegmentLayout {
-    pub(crate) samples: u32,
+pub struct SegmentLayout {
+    /// Number of samples. Every id is less.
+    pub samples: u32,
     /// Bytes for payloads, a multiple of the alignment.
-    pub(crate) capacity: u64,
+    pub capacity: u64,
     /// Number of entries that the index has room for.
-    pub(crate) positions: u32,
+    pub positions: u32,
     /// Offset of the payloads.
-    pub(crate) payloads_at: usize,
+    pub payloads_at: usize,
     /// Bytes of the segment.
-    pub(crate) bytes: usize,
+    pub bytes: usize,
 }
 
 impl SegmentLayout {
@@ -28,7 +29,7 @@ impl SegmentLayout {
     ///
     /// # Errors
     /// If the segment is larger than the address space.
-    pub(crate) fn new(capacity: u64, samples: u32) -> Result<Self> {
+    pub fn new(capacity: u64, samples: u32) -> Result<Self> {
         let capacity = capacity - capacity % index::ALIGNMENT;
         // One entry per sample, plus some for samples that are written twice because their first entry was damaged.
         let wanted = u64::from(samples) + u64::from(samples) / 16 + 64;
@@ -57,8 +58,34 @@ impl SegmentLayout {
         }
     }
 
+    /// Returns the layout that a header describes, or `None` if the header contradicts itself or the size of its file.
+    #[must_use]
+    pub fn of(header: &SegmentHeader, file_bytes: u64) -> Option<Self> {
+        // The header is not trusted: a layout is computed from two of its numbers, and the others must agree with it.
+        let shape = SegmentLayout::new(header.capacity, header.samples).ok()?;
+        let told = (header.capacity, header.bytes, header.positions);
+        let agrees = (shape.capacity, shape.bytes as u64, shape.positions) == told;
+        (agrees && file_bytes == header.bytes).then_some(shape)
+    }
+
+    /// Returns the header of a segment with this layout.
+    #[must_use]
+    pub fn header(&self, fingerprint: u128) -> SegmentHeader {
+        SegmentHeader {
+            fingerprint: [fingerprint as u64, (fingerprint >> 64) as u64],
+            capacity: self.capacity,
+            bytes: self.bytes as u64,
+            samples: self.samples,
+            positions: self.positions,
+        }
+    }
+
     /// Returns the offset of an index position.
-    pub(crate) fn offset(&self, position: u32) -> usize {
+    ///
+    /// # Panics
+    /// If the index has no room for so many entries.
+    #[must_use]
+    pub fn offset(&self, position: u32) -> usize {
         assert!(
             position < self.positions,
             "position {position} of {}",

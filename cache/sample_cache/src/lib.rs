@@ -31,7 +31,7 @@ mod error;
 #[cfg(not(loom))]
 pub mod index;
 #[cfg(not(loom))]
-mod layout;
+pub mod layout;
 #[cfg(not(loom))]
 mod lru;
 #[cfg(not(loom))]
@@ -40,6 +40,8 @@ mod meta;
 mod named;
 #[cfg(not(loom))]
 mod no_eviction;
+#[cfg(not(loom))]
+mod room;
 // The lock-free part. The models need no other part.
 pub mod table;
 
@@ -52,4 +54,5 @@ pub use self::{
     meta::{Form, Meta},
     named::{LONGEST as LONGEST_NAME, NamedSegment, is_name, list_named, remove_named},
     no_eviction::{NoEviction, TakeOver},
+    room::RoomAllocator,
 };

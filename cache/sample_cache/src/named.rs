@@ -85,16 +85,10 @@ pub struct NamedSegment {
     pub in_use: bool,
 }
 
-/// Returns the seed of an index's checksums. It differs between datasets, so an entry of another dataset is not valid
-/// here.
-pub(crate) fn seed(fingerprint: u128) -> u64 {
-    fingerprint as u64 ^ (fingerprint >> 64) as u64
-}
-
 /// Opens the segment if it is complete. Otherwise creates a new one.
 pub(crate) fn open(name: &str, shape: SegmentLayout, fingerprint: u128) -> Result<OpenedSegment> {
     let path = SegmentPath::new(name)?;
-    let header = header(&shape, fingerprint);
+    let header = shape.header(fingerprint);
     let mut removed = false;
     for _ in 0..OPEN_TRIES {
         let Some(file) = path.lock()? else {
@@ -126,23 +120,6 @@ pub(crate) fn open(name: &str, shape: SegmentLayout, fingerprint: u128) -> Resul
         }
     }
     Err(path.in_use())
-}
-
-impl SegmentLayout {
-    fn is_of(&self, header: &SegmentHeader) -> bool {
-        (self.capacity, self.bytes as u64, self.positions)
-            == (header.capacity, header.bytes, header.positions)
-    }
-}
-
-fn header(shape: &SegmentLayout, fingerprint: u128) -> SegmentHeader {
-    SegmentHeader {
-        fingerprint: [fingerprint as u64, (fingerprint >> 64) as u64],
-        capacity: shape.capacity,
-        bytes: shape.bytes as u64,
-        samples: shape.samples,
-        positions: shape.positions,
-    }
 }
 
 /// Lists the segments of this user.
@@ -336,12 +313,8 @@ impl SegmentPath {
         if (found.fingerprint, found.samples) != (wanted.fingerprint, wanted.samples) {
             return Err(self.other_data());
         }
-        // The header is not trusted: a layout is computed from two of its numbers, and the others must agree with it.
         let size = file.metadata().map_err(|e| self.os(e))?.len();
-        let is_whole = |shape: &SegmentLayout| size == found.bytes && shape.is_of(&found);
-        Ok(SegmentLayout::new(found.capacity, found.samples)
-            .ok()
-            .filter(is_whole))
+        Ok(SegmentLayout::of(&found, size))
     }
 
     /// Creates a segment, or returns `None` if another process was faster.

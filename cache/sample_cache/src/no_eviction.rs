@@ -14,7 +14,7 @@ use coprep_shared_memory::lock::{lock, unpoisoned};
 use crate::arena::{Arena, Extent, SegmentMemory};
 use crate::contract::{ArenaStore, Hit, HitBytes, Reservation, SampleCache, Usage};
 use crate::error::Result;
-use crate::index::{IndexEntry, payload_checksum};
+use crate::index::{IndexEntry, payload_checksum, seed};
 use crate::layout::SegmentLayout;
 use crate::meta::Meta;
 use crate::named;
@@ -74,7 +74,7 @@ impl NoEviction {
         let arena = Arena::new(
             SegmentMemory::Named(opened.segment),
             opened.shape,
-            named::seed(fingerprint),
+            seed(fingerprint),
         );
         let mut cache = Self::over(arena, true);
         let mut found = TakeOver {

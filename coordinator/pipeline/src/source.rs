@@ -139,6 +139,16 @@ impl Dataset {
         self.objects.is_remote()
     }
 
+    /// Returns `true` if this sample is read from a remote store.
+    ///
+    /// # Panics
+    ///
+    /// If `id` is not below [`Dataset::len`].
+    #[must_use]
+    pub fn is_remote_sample(&self, id: u32) -> bool {
+        self.objects.is_remote_object(id)
+    }
+
     /// Returns the label of a sample: the position of its class in [`Dataset::classes`], or the number that the list
     /// gave.
     ///

@@ -5,8 +5,8 @@ mod status;
 use rkyv::{Archive, Deserialize, Serialize};
 
 pub use crate::message::status::{
-    CacheStatus, CostStatus, FormStatus, GpuStatus, JobStatus, OutageStatus, PoolStatus,
-    RingStatus, SampleCost, Stalls, Status, StreamStatus, Totals,
+    CacheStatus, CostStatus, DiskCacheStatus, DiskStatus, FormStatus, GpuStatus, JobStatus,
+    OutageStatus, PoolStatus, RingStatus, SampleCost, Stalls, Status, StreamStatus, Totals,
 };
 use crate::spec::{Field, PipelineSpec, Source};
 
@@ -577,6 +577,12 @@ pub struct WarmProgress {
     pub first_failure: Option<String>,
     /// `true` if the cache is full. The other samples are prepared as they are needed.
     pub full: bool,
-    /// Form of the cache.
+    /// Form of the cache, or `None` if memory holds nothing.
     pub form: Option<CacheForm>,
+    /// Samples on the local disk in all.
+    pub on_disk: u64,
+    /// Bytes that they take.
+    pub disk_bytes: u64,
+    /// Bytes that the disk may hold of this dataset; 0 without a disk.
+    pub disk_capacity: u64,
 }

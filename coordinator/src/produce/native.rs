@@ -3,6 +3,9 @@
 //! A sample is fetched once and decoded once per preparation, and is not copied between the steps. A file that will be
 //! cached in its encoded form is read straight into the cache, and a decoded sample is decoded there. Where the form is
 //! chosen by price ([`coprep_costs::forms`]), the file is read first, and copied if its encoded form is chosen.
+//!
+//! A sample that is not in memory is looked up on the local disk before it is fetched. A sample that was fetched, and
+//! that memory has not taken, goes there after it was prepared ([`DiskTier`](crate::caches::DiskTier)).
 
 mod thread_usage;
 
@@ -17,7 +20,7 @@ use coprep_pipeline::{
 use coprep_protocol::message::CacheForm;
 use fail::fail_point;
 
-use crate::caches::DatasetCache;
+use crate::caches::{DatasetCache, DatasetDisk, WhenFull};
 use crate::observe::costs::Costs;
 use crate::observe::preparation_cost::PreparationCost;
 use crate::observe::stalls::FetchWeight;
@@ -32,6 +35,10 @@ pub(crate) struct Recipe {
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) cache: Option<Arc<DatasetCache>>,
+    /// The samples on the local disk.
+    pub(crate) disk: Option<Arc<DatasetDisk>>,
+    /// The reason why the local disk does not hold these samples, for the jobs.
+    pub(crate) disk_note: Option<String>,
     pub(crate) costs: Arc<Costs>,
     /// Weight of the time of waiting for storage.
     pub(crate) fetch_weight: Arc<FetchWeight>,
@@ -57,6 +64,8 @@ pub(crate) struct Fetched {
     /// it was read into the cache.
     file: Vec<u8>,
     fetched_at: FetchedAt,
+    /// Bytes that were read, from storage or from the local disk.
+    pub(crate) bytes: u64,
     pub(crate) cost: PreparationCost,
     /// The seconds of fetching in which the thread did not wait.
     pub(crate) at_work: f32,
@@ -70,12 +79,19 @@ struct HeaderInfo {
     decoded: DecodedShape,
 }
 
+/// A file that was read straight into the cache.
+struct AdmittedFile {
+    bytes: u64,
+    cost: PreparationCost,
+}
+
 type Prepared = Result<PreparationCost, Failure>;
 
 impl Fetched {
     /// Returns a sample that was fetched into memory, by the thread that goes on with it.
     fn in_memory(file: Vec<u8>, cost: PreparationCost) -> Self {
         Fetched {
+            bytes: file.len() as u64,
             file,
             fetched_at: FetchedAt::InMemory,
             cost,
@@ -115,9 +131,12 @@ impl Recipe {
     pub(crate) fn fetch_ahead(&self, id: u32, is_looking: bool) -> Result<Fetched, Failure> {
         let before = ThreadUsage::now();
         let mut file = Vec::new();
-        let (cost, fetched_at) = match self.fetch_into_cache(id)? {
-            Some(cost) => (cost, FetchedAt::InCache),
-            None => (self.fetch_file(id, &mut file)?, FetchedAt::InMemory),
+        let (cost, fetched_at, bytes) = match self.fetch_into_cache(id)? {
+            Some(admitted) => (admitted.cost, FetchedAt::InCache, admitted.bytes),
+            None => {
+                let cost = self.fetch_file(id, &mut file)?;
+                (cost, FetchedAt::InMemory, file.len() as u64)
+            }
         };
         let wall = cost.times.fetch_seconds();
         let (cpu, at_work) = before.spent(wall);
@@ -137,6 +156,7 @@ impl Recipe {
         Ok(Fetched {
             file,
             fetched_at,
+            bytes,
             cost: PreparationCost {
                 times: MeasuredTimes {
                     cpu: Some(cpu).filter(|cpu| *cpu > 0.0),
@@ -150,16 +170,14 @@ impl Recipe {
     }
 
     /// Reads the file into the cache. Returns `None` if it is not to be cached as it is, or there is no room.
-    fn fetch_into_cache(&self, id: u32) -> Result<Option<PreparationCost>, Failure> {
+    fn fetch_into_cache(&self, id: u32) -> Result<Option<AdmittedFile>, Failure> {
         let encoded = |cache: &&Arc<DatasetCache>| {
             cache.form == CacheForm::Encoded && !self.is_of_unknown_length(id)
         };
         let Some(cache) = self.cache.as_ref().filter(encoded) else {
             return Ok(None);
         };
-        let cost = self.admit_encoded(cache, id)?;
-        // A cost of 0 bytes means that there was no room, so nothing was read.
-        Ok((cost.fetched_bytes > 0).then_some(cost))
+        self.admit_encoded(cache, id)
     }
 
     /// Returns the form in which a sample is cached, or `None` if it is not cached, or another recipe prepared it.
@@ -196,12 +214,7 @@ impl Recipe {
         scratch: &mut Scratch,
     ) -> Prepared {
         let Some(cache) = self.cache.as_ref().filter(|_| self.is_to_admit(id)) else {
-            // Nothing to admit, for example because a job has cached the sample meanwhile. The fetch still counts.
-            let Some(fetched) = fetched else {
-                return Ok(PreparationCost::default());
-            };
-            self.costs.record(id, &fetched.cost);
-            return Ok(fetched.cost);
+            return self.admit_to_disk(id, fetched);
         };
         let ahead = fetch_seconds(fetched.as_ref());
         let cost = guarded(ahead, scratch, self.costs.is_on(), |scratch| {
@@ -213,7 +226,102 @@ impl Recipe {
         cost
     }
 
-    /// Returns `true` if [`admit`](Self::admit) would do anything.
+    /// Brings a sample to the local disk that memory has taken already or does not take.
+    fn admit_to_disk(&self, id: u32, fetched: Option<Fetched>) -> Prepared {
+        let fetched = match fetched {
+            None if self.is_to_fetch_for_disk(id) => Some(self.fetch(id, None)?),
+            fetched => fetched,
+        };
+        // The fetch counts, even if there is nothing to admit, for example because a job has cached the sample
+        // meanwhile.
+        let cost = fetched.as_ref().map(|fetched| fetched.cost);
+        if let Some(cost) = &cost {
+            self.costs.record(id, cost);
+        }
+        self.keep_on_disk(id, fetched, WhenFull::Wait);
+        Ok(cost.unwrap_or_default())
+    }
+
+    /// Returns `true` if [`admit`](Self::admit) reads the sample from storage or from the local disk.
+    pub(crate) fn is_to_fetch_for_admission(&self, id: u32) -> bool {
+        self.is_to_admit(id) || self.is_to_fetch_for_disk(id)
+    }
+
+    fn is_to_fetch_for_disk(&self, id: u32) -> bool {
+        // An encoded sample is copied from memory.
+        let cached_as = self.cached_as(id);
+        cached_as != Some(Form::Encoded) && self.has_room_on_disk(id)
+    }
+
+    /// Returns `true` if the local disk has no room for the sample, or there is no disk.
+    pub(crate) fn is_refused_by_disk(&self, id: u32) -> bool {
+        let len = self.dataset.listed_len(id).unwrap_or(0);
+        let refuses = |disk: &Arc<DatasetDisk>| disk.refuses(id, len);
+        // A sample that does not go to the disk says nothing about those that do.
+        self.disk.is_none() || self.disk_of(id).is_some_and(refuses)
+    }
+
+    /// Returns `true` if the local disk would take the sample.
+    fn has_room_on_disk(&self, id: u32) -> bool {
+        let len = self.dataset.listed_len(id).unwrap_or(0);
+        let disk = self.disk_of(id);
+        disk.is_some_and(|disk| disk.is_to_keep(id, len, self.is_kept_in_memory(id)))
+    }
+
+    /// Returns the local disk, if the sample may be there.
+    fn disk_of(&self, id: u32) -> Option<&Arc<DatasetDisk>> {
+        let disk = self.disk.as_ref();
+        disk.filter(|disk| disk.takes(&self.dataset, id))
+    }
+
+    /// Returns `true` if memory holds the sample for as long as the coordinator lives.
+    fn is_kept_in_memory(&self, id: u32) -> bool {
+        let evicts = self.cache.as_ref().is_some_and(|cache| cache.key.lru);
+        !evicts && self.cached_as(id).is_some()
+    }
+
+    /// Returns `true` if a sample may go into memory in a form that has no price. Where neither memory nor the local disk
+    /// holds all samples, memory keeps room for those that are not on the disk, so that both together hold as many as
+    /// they can.
+    fn is_for_memory(&self, cache: &DatasetCache, id: u32) -> bool {
+        let Some(disk) = self.disk_of(id).filter(|disk| disk.has(id)) else {
+            return true;
+        };
+        if disk.holds_all() || cache.key.lru {
+            return true;
+        }
+        let samples = u64::from(self.dataset.len());
+        let elsewhere = samples.saturating_sub(disk.entries());
+        cache.has_room_for_double(elsewhere, samples)
+    }
+
+    /// Hands a sample to the local disk, if it is to be kept there: as it was fetched, or as memory holds it.
+    fn keep_on_disk(&self, id: u32, fetched: Option<Fetched>, when_full: WhenFull) {
+        let Some(disk) = self.disk_of(id) else {
+            return;
+        };
+        let in_memory = self.is_kept_in_memory(id);
+        // This is asked for every sample, and the answer is usually no.
+        if !disk.is_to_keep(id, 0, in_memory) {
+            return;
+        }
+        let file = fetched.filter(|fetched| fetched.fetched_at == FetchedAt::InMemory);
+        if let Some(Fetched { file, .. }) = file {
+            if disk.is_to_keep(id, file.len() as u64, in_memory) {
+                disk.keep(id, file, when_full);
+            }
+            return;
+        }
+        let cache = self.cache.as_ref();
+        let hit = cache.and_then(|cache| cache.store.get(id));
+        if let Some(hit) = hit.filter(|hit| hit.meta().form == Form::Encoded)
+            && disk.is_to_keep(id, hit.len() as u64, in_memory)
+        {
+            disk.keep(id, hit.to_vec(), when_full);
+        }
+    }
+
+    /// Returns `true` if [`admit`](Self::admit) would bring the sample into memory.
     pub(crate) fn is_to_admit(&self, id: u32) -> bool {
         let cache = self.cache.as_ref();
         cache.is_some_and(|cache| !cache.store.has(id) && cache.may_admit(id))
@@ -239,7 +347,14 @@ impl Recipe {
     ) -> Prepared {
         let fetched = self.fetch(key.id, fetched)?;
         let prepared = self.prepare_fetched(&fetched, key, scratch, slot)?;
-        Ok(fetched.cost.plus(prepared))
+        Ok(self.finish(key.id, fetched).plus(prepared))
+    }
+
+    /// Hands over a fetched sample that nobody needs any more. Returns the cost of its fetch.
+    fn finish(&self, id: u32, fetched: Fetched) -> PreparationCost {
+        let cost = fetched.cost;
+        self.keep_on_disk(id, Some(fetched), WhenFull::Drop);
+        cost
     }
 
     fn prepare_cached(
@@ -251,6 +366,7 @@ impl Recipe {
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
         if let Some(cost) = self.prepare_hit(cache, key, scratch, slot)? {
+            self.keep_on_disk(key.id, None, WhenFull::Drop);
             return Ok(match fetched {
                 // A sample that was fetched into the cache for this preparation counts as a miss.
                 Some(fetched) if fetched.fetched_at == FetchedAt::InCache => {
@@ -274,17 +390,20 @@ impl Recipe {
                 let fetched = self.fetch(key.id, fetched)?;
                 cache.keep(key.id, Meta::of(Form::Encoded), &fetched.file);
                 let prepared = self.prepare_fetched(&fetched, key, scratch, slot)?;
-                Ok(fetched.cost.plus(prepared))
+                Ok(self.finish(key.id, fetched).plus(prepared))
             }
             CacheForm::Encoded => {
                 self.count_from_here();
                 let admitted = self.admit_encoded(cache, key.id)?;
                 let finished = match self.prepare_hit(cache, key, scratch, slot)? {
-                    Some(cost) => cost,
+                    Some(cost) => {
+                        self.keep_on_disk(key.id, None, WhenFull::Drop);
+                        cost
+                    }
                     // The sample was not admitted, and its file was not read.
                     None => self.prepare_from_storage(key, fetched, scratch, slot)?,
                 };
-                Ok(admitted.plus(finished))
+                Ok(admitted.map_or(finished, |admitted| admitted.cost.plus(finished)))
             }
             _ => {
                 let fetched = self.fetch(key.id, fetched)?;
@@ -294,7 +413,7 @@ impl Recipe {
                     // There was no room, or an LRU cache has evicted the sample since.
                     None => self.prepare_fetched(&fetched, key, scratch, slot)?,
                 };
-                Ok(fetched.cost.plus(admitted).plus(finished))
+                Ok(self.finish(key.id, fetched).plus(admitted).plus(finished))
             }
         }
     }
@@ -337,7 +456,7 @@ impl Recipe {
         if form == Some(Form::Prepared) {
             cache.keep(key.id, self.prepared_meta(), slot.bytes());
         }
-        Ok(fetched.cost.plus(admitted).plus(done))
+        Ok(self.finish(key.id, fetched).plus(admitted).plus(done))
     }
 
     fn choose(
@@ -452,6 +571,11 @@ impl Recipe {
 
     fn fetch_file(&self, id: u32, into: &mut Vec<u8>) -> Prepared {
         let start = Instant::now();
+        if let Some(disk) = self.disk_of(id)
+            && marked(|| disk.read(id, into))
+        {
+            return Ok(fetch_time(start.elapsed()).into());
+        }
         self.read(id, |dataset, id| dataset.fetch(id, into))?;
         Ok(PreparationCost {
             fetched_bytes: into.len() as u64,
@@ -470,19 +594,32 @@ impl Recipe {
             CacheForm::Encoded if self.is_of_unknown_length(id) => {
                 let fetched = self.fetch(id, fetched)?;
                 cache.keep(id, Meta::of(Form::Encoded), &fetched.file);
-                Ok(fetched.cost)
+                Ok(self.finish_admission(id, fetched))
             }
             CacheForm::Encoded => {
                 self.count_from_here();
-                self.admit_encoded(cache, id)
+                match self.admit_encoded(cache, id)? {
+                    Some(admitted) => {
+                        self.keep_on_disk(id, None, WhenFull::Wait);
+                        Ok(admitted.cost)
+                    }
+                    None => self.admit_to_disk(id, fetched),
+                }
             }
             CacheForm::Auto => self.admit_in_best_form(cache, id, fetched, scratch),
             _ => {
                 let fetched = self.fetch(id, fetched)?;
                 let decoded = self.decode_into_cache(cache, id, &fetched, scratch)?;
-                Ok(fetched.cost.plus(decoded))
+                Ok(self.finish_admission(id, fetched).plus(decoded))
             }
         }
+    }
+
+    /// Does the same as [`finish`](Self::finish) for a warm-up, which may wait for the disk.
+    fn finish_admission(&self, id: u32, fetched: Fetched) -> PreparationCost {
+        let cost = fetched.cost;
+        self.keep_on_disk(id, Some(fetched), WhenFull::Wait);
+        cost
     }
 
     /// Admits a sample in the form that is worth most, for a warm-up, which prepares nothing.
@@ -494,6 +631,19 @@ impl Recipe {
         scratch: &mut Scratch,
     ) -> Prepared {
         let fetched = self.fetch(id, fetched)?;
+        let admitted = self.admit_fetched(cache, id, &fetched, scratch)?;
+        self.finish_admission(id, fetched);
+        Ok(admitted)
+    }
+
+    /// Admits a fetched sample in the form that is worth most. Returns the cost, with that of the fetch.
+    fn admit_fetched(
+        &self,
+        cache: &DatasetCache,
+        id: u32,
+        fetched: &Fetched,
+        scratch: &mut Scratch,
+    ) -> Prepared {
         let picture = self.inspect_header(&fetched.file)?;
         let mut cost = PreparationCost {
             features: picture.features,
@@ -506,12 +656,12 @@ impl Recipe {
                     cache.keep(id, Meta::of(Form::Encoded), &fetched.file);
                     cost
                 }
-                Some(_) => cost.plus(self.decode_into_cache(cache, id, &fetched, scratch)?),
+                Some(_) => cost.plus(self.decode_into_cache(cache, id, fetched, scratch)?),
                 None => cost,
             });
         }
         // Until costs can be predicted, a sample is measured before its form is chosen.
-        let (decoded, pixels) = self.decode(&fetched, scratch)?;
+        let (decoded, pixels) = self.decode(fetched, scratch)?;
         cost = cost.plus(decoded);
         match self.choose(cache, id, &cost, &cost.times.into(), &picture) {
             Some(Form::Encoded) => cache.keep(id, Meta::of(Form::Encoded), &fetched.file),
@@ -543,22 +693,39 @@ impl Recipe {
         self.dataset.is_remote() && self.dataset.listed_len(id).is_none()
     }
 
-    /// Reads the file straight into the cache. If there is no room, nothing is read and the cost is zero.
-    fn admit_encoded(&self, cache: &DatasetCache, id: u32) -> Prepared {
+    /// Reads the file straight into the cache. Returns `None` if there is no room for it. Nothing is read then.
+    fn admit_encoded(
+        &self,
+        cache: &DatasetCache,
+        id: u32,
+    ) -> Result<Option<AdmittedFile>, Failure> {
         let start = Instant::now();
+        if !self.is_for_memory(cache, id) {
+            return Ok(None);
+        }
         let length = self.read(id, Dataset::file_len)?;
         let meta = Meta::of(Form::Encoded);
         let Some(mut reservation) = cache.store.reserve(id, length as usize, meta) else {
-            return Ok(PreparationCost::default());
+            return Ok(None);
         };
-        self.read(id, |dataset, id| {
-            dataset.fetch_into(id, reservation.as_mut_slice())
-        })?;
+        let into = reservation.as_mut_slice();
+        let disk = self.disk_of(id);
+        let is_on_disk = disk.is_some_and(|disk| marked(|| disk.read_into(id, into)));
+        if !is_on_disk {
+            self.read(id, |dataset, id| dataset.fetch_into(id, into))?;
+        }
         reservation.commit();
-        Ok(PreparationCost {
-            fetched_bytes: length,
+        if is_on_disk {
+            cache.count_double();
+        }
+        let cost = PreparationCost {
+            fetched_bytes: if is_on_disk { 0 } else { length },
             ..fetch_time(start.elapsed()).into()
-        })
+        };
+        Ok(Some(AdmittedFile {
+            bytes: length,
+            cost,
+        }))
     }
 
     /// Decodes the file straight into the cache, if there is room.
@@ -573,6 +740,10 @@ impl Recipe {
         let file = &fetched.file;
         let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
         let meta = decoded_as(shape);
+        let has_no_price = cache.forms.is_none();
+        if has_no_price && !self.is_for_memory(cache, id) {
+            return Ok(PreparationCost::default());
+        }
         let Some(mut reservation) = cache.store.reserve(id, shape.bytes(), meta) else {
             return Ok(PreparationCost::default());
         };
@@ -580,6 +751,9 @@ impl Recipe {
             .decode_into(file, scratch, reservation.as_mut_slice())
             .map_err(Failure::decode)?;
         reservation.commit();
+        if self.disk_of(id).is_some_and(|disk| disk.has(id)) {
+            cache.count_double();
+        }
         Ok(PreparationCost {
             in_full: true,
             ..decode_time(start.elapsed()).into()

@@ -163,11 +163,12 @@ impl Registry {
         };
         let freeing: Vec<_> = gone.iter().map(begin).collect();
         drop(open);
-        let bytes = gone.into_iter().map(DatasetCache::discard).sum();
+        let bytes: u64 = gone.into_iter().map(DatasetCache::discard).sum();
+        let on_disk = self.disk.as_ref().map_or(0, |disk| disk.drop_unused(name));
         for flight in &freeing {
             self.land_cache(flight, FlightOutcome::Nothing);
         }
-        bytes
+        bytes + on_disk
     }
 }
 

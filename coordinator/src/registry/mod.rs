@@ -34,7 +34,9 @@ use coprep_shared_memory::lock::{lock, unpoisoned};
 use coprep_shared_memory::staging::StagingPool;
 use coprep_storage::{ReadThrottle, Stores};
 
-use crate::caches::{CacheKey, DatasetCache, Pin, check_form};
+use crate::caches::{
+    CacheKey, DatasetCache, DatasetDisk, DiskCandidate, DiskTier, Pin, check_form,
+};
 use crate::device::Uploaders;
 use crate::error::{defect, from_lower, invalid, os};
 use crate::observe::costs::AllCosts;
@@ -44,7 +46,7 @@ use crate::produce::threads::ThreadPool;
 use crate::registry::departures::Departures;
 use crate::registry::flights::{Flight, FlightOutcome, FlightParty, Flights, Waiter};
 pub use crate::registry::identity::describe;
-use crate::registry::identity::{code_key, differs, preparation, source_name};
+use crate::registry::identity::{code_key, content, differs, preparation, source_name};
 use crate::registry::meeting::Meetings;
 use crate::registry::user_code::{UserCodes, ids_only, runs_code};
 pub(crate) use crate::registry::waiting_client::WaitingClient;
@@ -66,6 +68,8 @@ pub(crate) struct Registry {
     pub(crate) throttle: Arc<ReadThrottle>,
     /// The remote stores that datasets are read from.
     pub(crate) stores: Stores,
+    /// The local disk that holds samples below the caches in memory.
+    pub(crate) disk: Option<DiskTier>,
     pub(crate) started: Instant,
     open: Mutex<Open>,
     /// Signals that a stream has left the table.
@@ -110,6 +114,7 @@ enum Found {
 
 impl Registry {
     pub(crate) fn new(settings: Settings) -> Result<Self> {
+        let disk = settings.disk.as_ref().map(DiskTier::start).transpose()?;
         let workers = Arc::new(ThreadPool::start(settings.cpus, settings.attribution)?);
         Ok(Registry {
             costs: AllCosts::new(settings.costs),
@@ -117,6 +122,7 @@ impl Registry {
             stores: Stores::new(settings.storage_patience),
             settings,
             workers,
+            disk,
             started: Instant::now(),
             open: Mutex::default(),
             closed: Condvar::new(),
@@ -509,15 +515,46 @@ impl Registry {
         };
         let identity = preparation(spec, &dataset, is_exact);
         let costs = self.costs.of(identity, dataset.len());
+        let (disk, disk_note) = self.disk_of(spec, &dataset, &pipeline);
         let recipe = Recipe {
             identity,
             dataset,
             pipeline,
             cache,
+            disk,
+            disk_note,
             costs,
             fetch_weight: self.workers.fetch_weight(),
         };
         Ok((Arc::new(recipe), pin))
+    }
+}
+
+impl Registry {
+    /// Opens the samples of a dataset on the local disk. A disk that cannot be used is told to the jobs, which go on
+    /// without it.
+    fn disk_of(
+        &self,
+        spec: &PipelineSpec,
+        dataset: &Dataset,
+        pipeline: &Pipeline,
+    ) -> (Option<Arc<DatasetDisk>>, Option<String>) {
+        let Some(tier) = &self.disk else {
+            return (None, None);
+        };
+        let opened = tier.open(&DiskCandidate {
+            fingerprint: content(spec, CacheForm::Encoded, dataset),
+            name: &source_name(&spec.source),
+            dataset,
+            pipeline,
+        });
+        match opened {
+            Ok(disk) => (disk, None),
+            Err(e) => (
+                None,
+                Some(format!("samples are not kept on the local disk: {e}")),
+            ),
+        }
     }
 }
 

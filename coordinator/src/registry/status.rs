@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use coprep_protocol::message::{GpuStatus, OutageStatus, Status};
 use coprep_storage::OutageReport;
 
+use crate::caches::DiskTier;
 use crate::registry::Registry;
 
 /// Observes a coordinator from within its process, without keeping it alive.
@@ -42,6 +43,7 @@ fn snapshot(registry: &Arc<Registry>, slow: u32) -> Status {
         pss_bytes: 0,
         cache_budget: registry.settings.cache_budget,
         caches: caches.iter().map(|c| c.status(registry.users(c))).collect(),
+        disk: registry.disk.as_ref().map(DiskTier::status),
         streams: registry.stream_status(slow),
         outages: outages(registry),
         gpus: gpus(registry),

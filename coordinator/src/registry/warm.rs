@@ -1,8 +1,8 @@
 //! Filling a cache before the jobs come.
 //!
 //! The worker threads admit samples in ascending order, behind the minibatches of any job, a bounded number at a time.
-//! A warm-up ends when all samples were tried, when the cache is full, or when the client goes away. Samples cached by
-//! then stay, so that a second warm-up continues where the first one ended.
+//! A warm-up ends when all samples were tried, when the cache and the local disk are full, or when the client goes away.
+//! Samples cached by then stay, so that a second warm-up continues where the first one ended.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use coprep_protocol::message::{CacheForm, Reply, Warm, WarmProgress};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use fail::fail_point;
 
-use crate::caches::DatasetCache;
+use crate::caches::{DatasetCache, DatasetDisk};
 use crate::error::{ErrorKind, invalid};
 use crate::produce::deadline_queue::Deadline;
 use crate::produce::failure::Failure;
@@ -43,7 +43,7 @@ struct Admitted {
 
 impl PoolWork for Admit {
     fn needs_fetch(&self) -> bool {
-        self.recipe.is_to_admit(self.id)
+        self.recipe.is_to_fetch_for_admission(self.id)
     }
 
     fn file(&self) -> Option<SourceFile> {
@@ -62,7 +62,7 @@ impl PoolWork for Admit {
         Ready {
             due: Deadline::MAX,
             at_work: fetched.map_or(0.0, |f| f.at_work),
-            bytes: fetched.map_or(0, |f| f.cost.fetched_bytes),
+            bytes: fetched.map_or(0, |f| f.bytes),
             is_unread: fetched.is_none() && self.needs_fetch(),
         }
     }
@@ -105,22 +105,31 @@ pub(crate) fn warm(
         &request.cache,
         &WaitingClient::new(client),
     )?;
-    let Some(cache) = recipe.cache.clone() else {
-        return Err(invalid("nothing to warm: the cache is off")
-            .with_remedy("choose the form \"encoded\" or \"decoded\", and serve with --cache"));
-    };
-    cache.mark_warmed();
+    let cache = recipe.cache.clone();
+    match &cache {
+        Some(cache) => cache.mark_warmed(),
+        None if recipe.disk.is_some() => {}
+        None => {
+            return Err(invalid("nothing to warm: the cache is off").with_remedy(
+                "choose the form \"encoded\" or \"decoded\", and serve with --cache",
+            ));
+        }
+    }
     let (done, results) = unbounded();
     let mut run = WarmRun {
         registry,
         recipe: &recipe,
-        cache: &cache,
+        cache: cache.as_deref(),
         done,
         progress: WarmProgress::default(),
         unavailable: None,
     };
     run.progress.total = u64::from(recipe.dataset.len());
     run.all(&results, client)?;
+    // The client is told how many samples the disk has.
+    if let Some(disk) = &registry.disk {
+        disk.flush();
+    }
     Ok(run.report())
 }
 
@@ -137,11 +146,23 @@ pub(crate) fn keep(stream: &Stream) -> Result<WarmProgress> {
         total: samples,
         ..WarmProgress::default()
     };
-    Ok(with_usage(so_far, cache))
+    Ok(with_usage(so_far, Some(cache), None))
 }
 
-/// Adds the usage of the cache.
-fn with_usage(mut progress: WarmProgress, cache: &DatasetCache) -> WarmProgress {
+/// Adds the usage of the cache and of the local disk.
+fn with_usage(
+    mut progress: WarmProgress,
+    cache: Option<&DatasetCache>,
+    disk: Option<&DatasetDisk>,
+) -> WarmProgress {
+    if let Some(disk) = disk.map(DatasetDisk::status) {
+        progress.on_disk = disk.entries;
+        progress.disk_bytes = disk.used;
+        progress.disk_capacity = disk.capacity;
+    }
+    let Some(cache) = cache else {
+        return progress;
+    };
     let usage = cache.store.usage();
     progress.cached = usage.entries();
     progress.capacity = usage.capacity;
@@ -160,7 +181,8 @@ fn with_usage(mut progress: WarmProgress, cache: &DatasetCache) -> WarmProgress 
 struct WarmRun<'a> {
     registry: &'a Arc<Registry>,
     recipe: &'a Arc<Recipe>,
-    cache: &'a DatasetCache,
+    /// `None` if only the local disk is filled.
+    cache: Option<&'a DatasetCache>,
     done: Sender<Admitted>,
     progress: WarmProgress,
     /// The error of storage that does not answer.
@@ -210,10 +232,12 @@ impl WarmRun<'_> {
         self.registry.workers.submit(Deadline::MAX, Box::new(work));
     }
 
-    /// Returns `true` if no byte is left, or a sample was refused for lack of room. Later samples are not tried then.
+    /// Returns `true` if no byte is left, or samples were refused for lack of room. Later samples are not tried then.
     fn is_full(&self) -> bool {
-        let usage = self.cache.store.usage();
-        usage.used >= usage.capacity || self.progress.full
+        let usage = self.cache.map(|cache| cache.store.usage());
+        let is_memory_full = usage.is_none_or(|usage| usage.used >= usage.capacity);
+        // The disk takes what memory refuses, until it refuses a sample too.
+        (is_memory_full && self.recipe.disk.is_none()) || self.progress.full
     }
 
     fn count(&mut self, admitted: Admitted) {
@@ -222,8 +246,10 @@ impl WarmRun<'_> {
             Ok(bytes) => {
                 self.progress.fetched_bytes += bytes;
                 // The sample was tried and is absent. Without a choice of forms, the reason can only be a lack of room.
-                let is_absent = !self.cache.store.has(admitted.id);
-                self.progress.full |= is_absent && self.cache.forms.is_none();
+                let refuses =
+                    |cache: &DatasetCache| !cache.store.has(admitted.id) && cache.forms.is_none();
+                self.progress.full |=
+                    self.cache.is_none_or(refuses) && self.recipe.is_refused_by_disk(admitted.id);
             }
             Err(failure) if failure.is_unavailable => {
                 self.unavailable.get_or_insert(failure.message);
@@ -260,6 +286,10 @@ impl WarmRun<'_> {
     }
 
     fn report(&self) -> WarmProgress {
-        with_usage(self.progress.clone(), self.cache)
+        with_usage(
+            self.progress.clone(),
+            self.cache,
+            self.recipe.disk.as_deref(),
+        )
     }
 }

@@ -53,9 +53,18 @@ impl Registry {
         }
     }
 
+    /// Returns what the jobs of a stream are told: why it does not use the local disk, or a warmed cache of its samples.
+    pub(super) fn notes(&self, stream: &Stream) -> Vec<String> {
+        let mut notes = self.notes_on_warmth(stream);
+        if let Producer::Native(recipe) = &stream.config.producer {
+            notes.extend(recipe.disk_note.clone());
+        }
+        notes
+    }
+
     /// Returns the reasons why a stream does not use a warmed cache of its samples. Empty if it uses one, or must not
     /// use any.
-    pub(super) fn notes(&self, stream: &Stream) -> Vec<String> {
+    fn notes_on_warmth(&self, stream: &Stream) -> Vec<String> {
         let config = &stream.config;
         let used = config.producer.cache();
         let is_off = used.is_none() && !config.takes_any_form;

@@ -103,6 +103,8 @@ impl Server {
         paths.prepare().map_err(from_lower)?;
         // Only the holder of the lock may remove a socket that was left behind, so the lock comes first.
         let lock = take_lock(&paths)?;
+        // Before clients can connect, because it may fail, or wait for the disk of a coordinator that is ending.
+        let registry = Arc::new(Registry::new(settings)?);
         let listener = listen(&paths)?;
         let what = |e| os("cannot look at the socket", e);
         let files = [
@@ -113,7 +115,6 @@ impl Server {
             requested: AtomicBool::new(false),
             event: event()?,
         });
-        let registry = Arc::new(Registry::new(settings)?);
         Ok(Server {
             files,
             listener,

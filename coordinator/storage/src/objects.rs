@@ -234,6 +234,17 @@ impl ObjectTable {
         self.homes.iter().any(is_remote)
     }
 
+    /// Returns `true` if this object lies in a remote store.
+    ///
+    /// # Panics
+    ///
+    /// If `object` is not below [`ObjectTable::len`].
+    #[must_use]
+    pub fn is_remote_object(&self, object: u32) -> bool {
+        assert!(object < self.len(), "object {object} of {}", self.len());
+        matches!(self.home_of(object), ObjectHome::Remote(_))
+    }
+
     /// Adds the identity of all objects to a hash: root, names and order; of remote objects also store, sizes and ETags.
     pub fn identify(&self, hash: &mut Xxh3) {
         for home in &self.homes {

@@ -206,13 +206,18 @@ def each_kind(folder: Path) -> list[tuple[Any, dict[str, Any]]]:
     ]
 
 
+def disk_of(folder: Path) -> Path:
+    return folder.with_name("nvme")
+
+
 @pytest.fixture(scope="module")
 def shown(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     scratch = tmp_path_factory.mktemp("reference")
     (told,) = re.findall(r"`(info,coprep_\S+)`", prose(METRICS))
     with pytest.MonkeyPatch.context() as patch, coordinator_at(scratch / "run", patch) as socket_path:
         patch.setenv("COPREP_LOG", told)
-        coordinator = Coordinator(socket_path, scratch / "log", "--metrics", "127.0.0.1:0")
+        disk = ["--disk-cache", str(disk_of(folder)), "--disk-bytes", "1G"]
+        coordinator = Coordinator(socket_path, scratch / "log", "--metrics", "127.0.0.1:0", *disk)
         assert run("warm", folder, "--form", "decoded").returncode == 0
         with contextlib.ExitStack() as stack, warnings.catch_warnings():
             # Some do not use the warmed cache, so that status says why.
@@ -242,6 +247,7 @@ def own_names(text: str, folder: Path) -> str:
     changed = {
         "ImageFolder (torchvision.datasets.folder)": "Numbers (user_datasets)",
         "/data/train": str(folder),
+        "/nvme/coprep": str(disk_of(folder)),
         # Storage that does not answer takes too long for this test.
         SLOW_STORAGE: "",
     }

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 
 use coprep_protocol::message::{
-    CacheForm, CacheStatus, GpuStatus, JobStatus, PoolStatus, Stalls, Status, StreamStatus,
+    CacheForm, CacheStatus, DiskCacheStatus, DiskStatus, GpuStatus, JobStatus, PoolStatus, Stalls,
+    Status, StreamStatus,
 };
 
 /// Suffix of a counter's name.
@@ -44,6 +45,7 @@ pub(super) fn families(status: &Status) -> Vec<Family> {
     let mut all = coordinator(status);
     all.extend(pool(&status.pool));
     all.extend(caches(&status.caches));
+    all.extend(disk(status.disk.as_ref()));
     all.extend(streams(&status.streams));
     all.extend(slow_samples(&status.streams));
     all.extend(jobs(&status.streams));
@@ -169,6 +171,53 @@ fn caches(all: &[CacheStatus]) -> Vec<Family> {
             "coprep_cache_saved_seconds",
             "Where forms are chosen by price: thread seconds that the cache saves per epoch.",
             value_of_memory(|c| c.saves_s_per_epoch, Value::plus),
+        ),
+    ]
+}
+
+fn disk(disk: Option<&DiskStatus>) -> Vec<Family> {
+    let sum = |value: fn(&DiskCacheStatus) -> u64| {
+        let all = disk.map_or(&[][..], |disk| &disk.caches);
+        let rows = all
+            .iter()
+            .map(|c| (vec![("dataset", c.dataset.clone())], value(c).into()));
+        merged(rows, Value::plus)
+    };
+    vec![
+        family(
+            "coprep_disk_budget_bytes",
+            "Bytes that samples on the local disk may take together.",
+            disk.map_or(Vec::new(), |disk| one(disk.budget)),
+        ),
+        family(
+            "coprep_disk_capacity_bytes",
+            "Bytes reserved on the local disk for a dataset.",
+            sum(|c| c.capacity),
+        ),
+        family(
+            "coprep_disk_used_bytes",
+            "Bytes that samples on the local disk take.",
+            sum(|c| c.used),
+        ),
+        family(
+            "coprep_disk_entries",
+            "Samples that are on the local disk.",
+            sum(|c| c.entries),
+        ),
+        family(
+            "coprep_disk_hits_total",
+            "Lookups on the local disk that found their sample.",
+            sum(|c| c.hits),
+        ),
+        family(
+            "coprep_disk_misses_total",
+            "Lookups on the local disk that did not find their sample.",
+            sum(|c| c.misses),
+        ),
+        family(
+            "coprep_disk_dropped_samples_total",
+            "Samples on the local disk that were damaged, and are fetched anew.",
+            sum(|c| c.dropped),
         ),
     ]
 }

@@ -49,9 +49,9 @@ fn exit_code(done: &WarmProgress) -> ExitCode {
 
 /// Tells the user which pipeline and cache form a job must name to use the cache.
 fn for_jobs(cached: &PipelineSpec, form: Option<CacheForm>) -> String {
-    let form = form.map_or(String::new(), |form| format!("{form:?}").to_lowercase());
-    // Encoded samples are files as they were read, so they fit any operators.
-    let (pipeline, then) = if form == "encoded" {
+    // Encoded samples, and those on the local disk, are files as they were read, so they fit any operators.
+    let is_encoded = form.is_none_or(|form| form == CacheForm::Encoded);
+    let (pipeline, then) = if is_encoded {
         let source = PipelineSpec {
             ops: Vec::new(),
             ..cached.clone()
@@ -59,6 +59,9 @@ fn for_jobs(cached: &PipelineSpec, form: Option<CacheForm>) -> String {
         (source.to_string(), "with any operators")
     } else {
         (cached.to_string(), "then random operators")
+    };
+    let Some(form) = form.map(|form| format!("{form:?}").to_lowercase()) else {
+        return format!("for jobs with {pipeline}, {then}");
     };
     format!("for jobs with {pipeline}, {then}, and cache=\"{form}\" or no cache=")
 }
@@ -127,16 +130,26 @@ fn bytes(p: &WarmProgress) -> String {
         .filter(|(b, _)| *b > 0)
         .map(|(b, form)| format!("{} {form}", human(*b)))
         .collect();
-    format!("{} of {}", used.join(", "), human(p.capacity))
+    let in_memory = format!("{} of {}", used.join(", "), human(p.capacity));
+    let on_disk = format!(
+        "{} of {} on disk",
+        human(p.disk_bytes),
+        human(p.disk_capacity)
+    );
+    match (p.capacity, p.disk_capacity) {
+        (_, 0) => in_memory,
+        (0, _) => on_disk,
+        _ => format!("{in_memory}, {on_disk}"),
+    }
 }
 
 fn summary(p: &WarmProgress) -> String {
-    let mut text = format!(
-        "{} of {} samples are cached: {}",
-        p.cached,
-        p.total,
-        bytes(p)
-    );
+    let cached = if p.disk_capacity > 0 {
+        format!("{} in memory, {} on disk", p.cached, p.on_disk)
+    } else {
+        p.cached.to_string()
+    };
+    let mut text = format!("{cached} of {} samples are cached: {}", p.total, bytes(p));
     if p.full {
         text += "; the cache is full, the rest is prepared when it is needed (give --bytes or serve --cache more)";
     }

@@ -133,7 +133,7 @@ fn follow(events: &Receiver<std::io::Result<String>>, json: bool) -> Outcome<Loa
 fn show(event: &ScriptEvent, progress: &mut Option<WorkProgress>) -> Outcome<()> {
     if let WarmState::Progress(p) = &event.state {
         let bar = progress.get_or_insert_with(|| WorkProgress::new("samples"));
-        let more = if p.capacity > 0 {
+        let more = if p.capacity + p.disk_capacity > 0 {
             bytes(p)
         } else {
             String::new()

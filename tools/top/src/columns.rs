@@ -144,7 +144,8 @@ fn buffers(stream: &StreamRow, theme: &Theme) -> Span<'static> {
 pub(crate) static CACHES: [Column<CacheRow>; 9] = [
     rest("cache", 8, 0, |c, t| plain(t.clean(&c.name))),
     column("form", 4, 5, |c, _| {
-        plain(format!("{:?}", c.status.form).to_lowercase())
+        let form = format!("{:?}", c.status.form).to_lowercase();
+        plain(if c.is_on_disk { "disk".into() } else { form })
     }),
     Column {
         head: "filled",

@@ -10,6 +10,7 @@ preparing 2/2 +5   threads that prepare, of the CPUs; samples that wait;
 GPU-...  copies of minibatches a second: shared by jobs, and a job's own;
          waits: of the wall time of the jobs there
 CACHES   filled: encoded, decoded, prepared (three shades, or e d p);
+         form disk: encoded, on the local disk;
          hits: of the last interval's lookups
 STREAMS  prep/s, deliv/s: samples; share: delivered for each prepared,
          in the interval and in all; free: staging buffers

@@ -21,6 +21,8 @@ pub struct Status {
     pub cache_budget: u64,
     /// State of each cache.
     pub caches: Vec<CacheStatus>,
+    /// State of the local disk that holds samples, or `None` if there is none.
+    pub disk: Option<DiskStatus>,
     /// State of each stream.
     pub streams: Vec<StreamStatus>,
     /// Remote stores that do not answer at present.
@@ -164,6 +166,36 @@ pub struct CacheStatus {
     pub misses: u64,
     /// Streams that use the cache at present.
     pub users: u32,
+}
+
+/// State of the local disk that holds samples below the caches in memory.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
+pub struct DiskStatus {
+    /// Folder of the files.
+    pub folder: String,
+    /// Bytes that all files may take together.
+    pub budget: u64,
+    /// State of each dataset's file, as far as this coordinator has opened it.
+    pub caches: Vec<DiskCacheStatus>,
+}
+
+/// State of one dataset's file on the local disk.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
+pub struct DiskCacheStatus {
+    /// Name of the dataset.
+    pub dataset: String,
+    /// Bytes for samples, reserved when the file was made.
+    pub capacity: u64,
+    /// Bytes used by samples.
+    pub used: u64,
+    /// Number of samples.
+    pub entries: u64,
+    /// Lookups that found their sample.
+    pub hits: u64,
+    /// Lookups that did not find their sample, or found it damaged.
+    pub misses: u64,
+    /// Samples that were dropped because they were damaged.
+    pub dropped: u64,
 }
 
 /// Samples of a cache that are in one form.

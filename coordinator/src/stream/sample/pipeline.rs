@@ -100,7 +100,7 @@ impl PoolWork for PipelineWork {
         Ready {
             due: self.start_when_fetched(expected),
             at_work: fetched.map_or(0.0, |f| f.at_work),
-            bytes: fetched.map_or(0, |f| f.cost.fetched_bytes),
+            bytes: fetched.map_or(0, |f| f.bytes),
             is_unread: fetched.is_none() && self.needs_fetch(),
         }
     }

@@ -1,7 +1,7 @@
 //! An earlier status of the coordinator, from which rates follow.
 
 use coprep_protocol::message::{
-    CacheForm, CacheStatus, GpuStatus, JobStatus, Status, StreamStatus, Totals,
+    CacheForm, CacheStatus, DiskCacheStatus, GpuStatus, JobStatus, Status, StreamStatus, Totals,
 };
 
 use super::JobKey;
@@ -40,6 +40,12 @@ impl<'a> Earlier<'a> {
             one == (&now.dataset, now.form, &now.pipeline, &now.policy)
         };
         self.status.caches.iter().find(same)
+    }
+
+    /// Returns the same dataset's samples on the local disk in the earlier status.
+    pub(super) fn disk_cache(self, now: &DiskCacheStatus) -> Option<&'a DiskCacheStatus> {
+        let mut caches = self.status.disk.iter().flat_map(|disk| &disk.caches);
+        caches.find(|cache| cache.dataset == now.dataset)
     }
 
     /// Returns the growth of a count over all streams whose samples worker processes make. Streams that cache prepared

@@ -112,6 +112,7 @@ pub(crate) fn two_statuses() -> (Status, Status) {
         pss_bytes: 412 << 20,
         cache_budget: 1 << 30,
         caches: vec![a_cache()],
+        disk: None,
         streams: vec![
             a_stream(1, vec![a_job(1), a_job(2)]),
             a_stream(2, vec![a_job(1)]),

@@ -15,7 +15,8 @@ mod sort;
 mod waits;
 
 use coprep_protocol::message::{
-    CacheStatus, GpuStatus, JobStatus, PoolStatus, Stalls, Status, StreamStatus, Totals,
+    CacheForm, CacheStatus, DiskCacheStatus, FormStatus, GpuStatus, JobStatus, PoolStatus, Stalls,
+    Status, StreamStatus, Totals,
 };
 
 use earlier::Earlier;
@@ -69,12 +70,14 @@ pub(crate) struct PoolRow {
     pub(crate) prepared: Option<f64>,
 }
 
-/// A cache of a dataset.
+/// A cache of a dataset, in memory or on the local disk.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheRow {
     /// Name of the cache, unique among the caches of its form.
     pub(crate) name: String,
     pub(crate) status: CacheStatus,
+    /// `true` if the samples lie on the local disk.
+    pub(crate) is_on_disk: bool,
     /// Lookups per second that found their sample.
     pub(crate) hits: Option<f64>,
     /// Lookups per second that did not find it.
@@ -124,7 +127,7 @@ impl Overview {
             uptime_s: now.uptime_s,
             pss_bytes: now.pss_bytes,
             pool: pool(earlier, now),
-            caches: now.caches.iter().map(|c| cache(earlier, now, c)).collect(),
+            caches: caches(earlier, now),
             streams: now.streams.iter().map(|s| stream(earlier, s)).collect(),
             jobs: now.streams.iter().flat_map(|s| jobs(earlier, s)).collect(),
             gpus: now.gpus.iter().map(|g| gpu(earlier, g)).collect(),
@@ -196,6 +199,48 @@ fn pool(earlier: Option<Earlier>, now: &Status) -> PoolRow {
     }
 }
 
+fn caches(earlier: Option<Earlier>, now: &Status) -> Vec<CacheRow> {
+    let in_memory = now.caches.iter().map(|c| cache(earlier, now, c));
+    let on_disk = now.disk.iter().flat_map(|disk| &disk.caches);
+    in_memory
+        .chain(on_disk.map(|c| disk_cache(earlier, c)))
+        .collect()
+}
+
+/// Returns the row of a dataset's samples on the local disk, which are all encoded.
+fn disk_cache(earlier: Option<Earlier>, now: &DiskCacheStatus) -> CacheRow {
+    let rate = |count: fn(&DiskCacheStatus) -> u64| {
+        earlier.and_then(|s| s.rate(count(s.disk_cache(now)?), count(now)))
+    };
+    let encoded = FormStatus {
+        form: CacheForm::Encoded,
+        entries: now.entries,
+        bytes: now.used,
+    };
+    CacheRow {
+        name: now.dataset.clone(),
+        status: CacheStatus {
+            dataset: now.dataset.clone(),
+            form: CacheForm::Encoded,
+            pipeline: String::new(),
+            warmed: false,
+            policy: "no-eviction".into(),
+            capacity: now.capacity,
+            used: now.used,
+            entries: now.entries,
+            by_form: vec![encoded],
+            lambda_s_per_mib: None,
+            saves_s_per_epoch: None,
+            hits: now.hits,
+            misses: now.misses,
+            users: 0,
+        },
+        is_on_disk: true,
+        hits: rate(|c| c.hits),
+        misses: rate(|c| c.misses),
+    }
+}
+
 fn cache(earlier: Option<Earlier>, status: &Status, now: &CacheStatus) -> CacheRow {
     let differs = |c: &CacheStatus| {
         (&c.dataset, c.form) == (&now.dataset, now.form) && c.pipeline != now.pipeline
@@ -212,6 +257,7 @@ fn cache(earlier: Option<Earlier>, status: &Status, now: &CacheStatus) -> CacheR
     CacheRow {
         name,
         status: now.clone(),
+        is_on_disk: false,
         hits: rate(|c| c.hits),
         misses: rate(|c| c.misses),
     }
@@ -276,9 +322,10 @@ fn job(earlier: Option<Earlier>, stream: u64, now: &JobStatus, furthest: &JobSta
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use coprep_protocol::message::DiskStatus;
+
     use super::fixtures::{a_cache, two_statuses};
     use super::*;
-    use coprep_protocol::message::CacheForm;
 
     pub(crate) fn overview((before, now): &(Status, Status)) -> Overview {
         Overview::new(Some(before), now)
@@ -315,6 +362,29 @@ pub(crate) mod tests {
             (report.pool.fetched, report.pool.prepared),
             (Some(2.5), Some(25.0))
         );
+    }
+
+    #[test]
+    fn samples_on_the_local_disk_are_a_row_of_their_own() {
+        let mut statuses = two_statuses();
+        let on_disk = |hits| DiskCacheStatus {
+            dataset: "s3://bucket/train".into(),
+            capacity: 100,
+            used: 40,
+            entries: 4,
+            hits,
+            misses: 10,
+            dropped: 0,
+        };
+        let disk = |hits| DiskStatus {
+            caches: vec![on_disk(hits)],
+            ..DiskStatus::default()
+        };
+        (statuses.0.disk, statuses.1.disk) = (Some(disk(10)), Some(disk(30)));
+        let row = &overview(&statuses).caches[1];
+        assert!(row.is_on_disk && row.name == "s3://bucket/train");
+        assert_eq!((row.hits, row.misses), (Some(10.0), Some(0.0)));
+        assert_eq!(row.status.by_form[0].bytes, 40);
     }
 
     #[test]
