@@ -113,6 +113,9 @@ fn is_reading(marks: &[ReadMark]) -> impl Fn(usize) -> bool {
 /// answers take 10 to 100 times as long.
 const MOST_WAITING: u32 = 128;
 const MOST_WAITING_REMOTE: u32 = 512;
+/// Threads for each processor with which remote storage begins. They keep a processor busy that prepares 600 samples a
+/// second while answers take 50 ms.
+const FIRST_REMOTE: u32 = 32;
 /// Seconds between two rebalancings: at least `OFTEN`, and at most `SELDOM` if fewer than [`ENOUGH`] samples were
 /// fetched.
 const OFTEN: f64 = 0.5;
@@ -171,10 +174,13 @@ impl ThreadPool {
         Ok(())
     }
 
-    /// Lets as many threads fetch as remote storage needs.
+    /// Lets as many threads fetch as remote storage needs, and begins with many.
     pub(crate) fn expect_remote(&self) {
+        let cpus = usable(self.cap);
         let mut state = self.pool.state();
-        state.balance.allow(usable(self.cap) + MOST_WAITING_REMOTE);
+        state.balance.allow(cpus + MOST_WAITING_REMOTE);
+        let threads = state.balance.begin_with(cpus * FIRST_REMOTE);
+        state.stages.limit(cpus, threads);
     }
 
     /// Returns the number of threads that may fetch or prepare at a time.
