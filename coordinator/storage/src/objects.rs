@@ -1,5 +1,6 @@
 //! The objects of a dataset, and the ranges of them that hold its samples.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -12,6 +13,8 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::error::{Error, changed, unreadable};
 use crate::file;
 use crate::health::OutageReport;
+use crate::listed::Listed;
+use crate::names::Names;
 use crate::remote::{ListedObject, ObjectRef, RemoteStore};
 use crate::target::ReadTarget;
 use crate::throttle::ReadThrottle;
@@ -49,75 +52,22 @@ enum ObjectHome {
 
 /// The objects of a dataset, by number.
 ///
-/// Names lie in one arena of bytes. The sizes and ETags of remote objects are those of their listing, so that no request
+/// The sizes and ETags of remote objects are those of their listing, so that no request
 /// is needed for them.
 pub struct ObjectTable {
     homes: Vec<ObjectHome>,
     /// The home of each object, by its position in `homes`. Empty if there is only one.
     home_of: Vec<u16>,
-    /// Names, one after another: paths below a local folder, or keys of a store.
-    names: Vec<u8>,
-    /// End of each name within `names`.
-    ends: Vec<u64>,
+    /// Paths below a local folder, or keys of a store.
+    names: Names,
     listed: Listed,
     throttle: Option<Arc<ReadThrottle>>,
-}
-
-/// What listings say of objects. Empty if all objects are local.
-#[derive(Default)]
-struct Listed {
-    /// Length of each object, or [`UNKNOWN`].
-    sizes: Vec<u64>,
-    /// ETags, one after another. An object without one has an empty text.
-    etags: Vec<u8>,
-    etag_ends: Vec<u64>,
-}
-
-const UNKNOWN: u64 = u64::MAX;
-
-impl Listed {
-    /// Adds an object, which is number `object`.
-    fn push(&mut self, object: usize, size: Option<u64>, etag: Option<&str>) {
-        // Local objects before it have no entries yet.
-        self.sizes.resize(object, UNKNOWN);
-        self.etag_ends.resize(object, self.etags.len() as u64);
-        self.sizes.push(size.unwrap_or(UNKNOWN));
-        self.etags
-            .extend_from_slice(etag.unwrap_or_default().as_bytes());
-        self.etag_ends.push(self.etags.len() as u64);
-    }
-
-    fn size(&self, object: usize) -> Option<u64> {
-        self.sizes
-            .get(object)
-            .copied()
-            .filter(|&size| size != UNKNOWN)
-    }
-
-    fn etag(&self, object: usize) -> Option<&str> {
-        let end = *self.etag_ends.get(object)? as usize;
-        let start = object
-            .checked_sub(1)
-            .map_or(0, |before| self.etag_ends[before] as usize);
-        let etag = std::str::from_utf8(&self.etags[start..end]).ok()?;
-        Some(etag).filter(|etag| !etag.is_empty())
-    }
-
-    fn hash(&self, hash: &mut Xxh3) {
-        self.sizes
-            .iter()
-            .for_each(|size| hash.update(&size.to_le_bytes()));
-        hash.update(&self.etags);
-        self.etag_ends
-            .iter()
-            .for_each(|end| hash.update(&end.to_le_bytes()));
-    }
 }
 
 /// An object of a table, as it is read.
 enum ReadableObject<'a> {
     Local(PathBuf),
-    Remote(&'a RemoteStore, ObjectRef<'a>),
+    Remote(&'a RemoteStore, ObjectRef),
 }
 
 impl ObjectTable {
@@ -127,8 +77,7 @@ impl ObjectTable {
         ObjectTable {
             homes: vec![ObjectHome::Local(root.to_owned())],
             home_of: Vec::new(),
-            names: Vec::new(),
-            ends: Vec::new(),
+            names: Names::default(),
             listed: Listed::default(),
             throttle: None,
         }
@@ -146,7 +95,7 @@ impl ObjectTable {
         key: &str,
         listed: Option<&ListedObject>,
     ) {
-        let object = self.len() as usize;
+        let object = self.len();
         let home = self.home(store);
         self.push_name(home, &[key.as_bytes()]);
         let (size, etag) = (
@@ -157,11 +106,8 @@ impl ObjectTable {
     }
 
     fn push_name(&mut self, home: usize, parts: &[&[u8]]) {
-        parts
-            .iter()
-            .for_each(|part| self.names.extend_from_slice(part));
-        let object = self.ends.len();
-        self.ends.push(self.names.len() as u64);
+        let object = self.names.len() as usize;
+        self.names.push(parts);
         if home > 0 || !self.home_of.is_empty() {
             self.home_of.resize(object, 0);
             self.home_of.push(home as u16);
@@ -181,26 +127,34 @@ impl ObjectTable {
 
     /// Gives spare memory back, when the list is final.
     pub fn shrink(&mut self) {
-        self.names.shrink_to_fit();
-        self.listed.etags.shrink_to_fit();
+        self.names.shrink();
+        self.listed.shrink();
     }
 
     /// Returns the number of objects.
     #[must_use]
     pub fn len(&self) -> u32 {
-        self.ends.len() as u32
+        self.names.len()
+    }
+
+    /// Returns the bytes of memory that the table takes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.names.memory_bytes()
+            + self.listed.memory_bytes()
+            + self.home_of.capacity() * size_of::<u16>()
     }
 
     /// Returns `true` if there is no object.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
+        self.len() == 0
     }
 
     /// Returns `true` if objects lie in a remote store.
     #[must_use]
     pub fn is_remote(&self) -> bool {
-        !self.listed.sizes.is_empty()
+        !self.listed.is_empty()
     }
 
     /// Adds the identity of all objects to a hash: root, names and order; of remote objects also store, sizes and ETags.
@@ -213,14 +167,11 @@ impl ObjectTable {
             // Neither contains a zero byte, so this delimits them from the names.
             hash.update(&[0]);
         }
-        hash.update(&self.names);
-        self.ends
-            .iter()
-            .for_each(|end| hash.update(&end.to_le_bytes()));
+        self.names.identify(hash);
         self.home_of
             .iter()
             .for_each(|home| hash.update(&home.to_le_bytes()));
-        self.listed.hash(hash);
+        self.listed.identify(hash);
     }
 
     /// Slows reads by `throttle`.
@@ -234,16 +185,6 @@ impl ObjectTable {
         }
     }
 
-    fn name(&self, object: u32) -> &[u8] {
-        let object = object as usize;
-        let start = if object == 0 {
-            0
-        } else {
-            self.ends[object - 1]
-        };
-        &self.names[start as usize..self.ends[object] as usize]
-    }
-
     fn home_of(&self, object: u32) -> &ObjectHome {
         let home = self
             .home_of
@@ -255,18 +196,18 @@ impl ObjectTable {
     fn readable(&self, object: u32) -> ReadableObject<'_> {
         match self.home_of(object) {
             ObjectHome::Local(root) => {
-                ReadableObject::Local(root.join(OsStr::from_bytes(self.name(object))))
+                ReadableObject::Local(root.join(OsStr::from_bytes(&self.names.get(object))))
             }
             ObjectHome::Remote(store) => ReadableObject::Remote(store, self.remote(object)),
         }
     }
 
-    fn remote(&self, object: u32) -> ObjectRef<'_> {
+    fn remote(&self, object: u32) -> ObjectRef {
         ObjectRef {
             // Keys were pushed as text.
-            key: std::str::from_utf8(self.name(object)).unwrap_or_default(),
-            size: self.listed.size(object as usize),
-            etag: self.listed.etag(object as usize),
+            key: String::from_utf8(self.names.get(object)).unwrap_or_default(),
+            size: self.listed.size(object),
+            etag: self.listed.etag(object).map(Cow::into_owned),
         }
     }
 
@@ -279,7 +220,7 @@ impl ObjectTable {
     pub fn path(&self, object: u32) -> PathBuf {
         match self.readable(object) {
             ReadableObject::Local(path) => path,
-            ReadableObject::Remote(store, object) => store.url(object.key).into(),
+            ReadableObject::Remote(store, object) => store.url(&object.key).into(),
         }
     }
 
@@ -291,10 +232,20 @@ impl ObjectTable {
         })
     }
 
+    /// Returns the number of requests to the stores of these objects so far, or `None` if all objects are local.
+    #[must_use]
+    pub fn requests(&self) -> Option<u64> {
+        let requests = self.homes.iter().filter_map(|home| match home {
+            ObjectHome::Local(_) => None,
+            ObjectHome::Remote(store) => Some(store.traffic().requests),
+        });
+        self.is_remote().then(|| requests.sum())
+    }
+
     /// Returns the length of an object if its listing told it.
     #[must_use]
     pub fn listed_length(&self, object: u32) -> Option<u64> {
-        self.listed.size(object as usize)
+        self.listed.size(object)
     }
 
     /// Returns the CPU time that other threads spend on reading `bytes` bytes of an object.
@@ -320,7 +271,7 @@ impl ObjectTable {
                 let length = std::fs::metadata(&path).and_then(|meta| file::length(&meta));
                 length.map_err(|e| unreadable(path.display(), e))
             }
-            ReadableObject::Remote(store, object) => store.measure(object),
+            ReadableObject::Remote(store, object) => store.measure(&object),
         }
     }
 
@@ -335,7 +286,7 @@ impl ObjectTable {
                 file::read(&path, into).map_err(|e| unreadable(path.display(), e))?;
             }
             ReadableObject::Remote(store, object) => {
-                store.read(object, range(extent), &mut ReadTarget::Growing(into))?;
+                store.read(&object, range(extent), &mut ReadTarget::Growing(into))?;
             }
         }
         self.slow_down(into.len());
@@ -351,7 +302,7 @@ impl ObjectTable {
         match self.readable(extent.object) {
             ReadableObject::Local(path) => read_file_into(&path, into)?,
             ReadableObject::Remote(store, object) => {
-                store.read(object, range(extent), &mut ReadTarget::exact(into))?;
+                store.read(&object, range(extent), &mut ReadTarget::exact(into))?;
             }
         }
         self.slow_down(into.len());
