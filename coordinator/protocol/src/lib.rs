@@ -48,4 +48,4 @@ pub mod spec;
 pub mod uploader;
 
 /// Version of the messages. A client and its coordinator must have the same.
-pub const PROTOCOL_VERSION: u16 = 9;
+pub const PROTOCOL_VERSION: u16 = 10;

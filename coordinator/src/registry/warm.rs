@@ -117,6 +117,7 @@ pub(crate) fn warm(
         cache: &cache,
         done,
         progress: WarmProgress::default(),
+        requests_before: recipe.dataset.requests().unwrap_or_default(),
         unavailable: None,
     };
     run.progress.total = u64::from(recipe.dataset.len());
@@ -163,6 +164,8 @@ struct WarmRun<'a> {
     cache: &'a DatasetCache,
     done: Sender<Admitted>,
     progress: WarmProgress,
+    /// Requests to the remote stores of the dataset before this warm-up.
+    requests_before: u64,
     /// The error of storage that does not answer.
     unavailable: Option<String>,
 }
@@ -260,6 +263,11 @@ impl WarmRun<'_> {
     }
 
     fn report(&self) -> WarmProgress {
-        with_usage(self.progress.clone(), self.cache)
+        let requests = self.recipe.dataset.requests();
+        let progress = WarmProgress {
+            requests: requests.map(|so_far| so_far - self.requests_before),
+            ..self.progress.clone()
+        };
+        with_usage(progress, self.cache)
     }
 }
