@@ -1,5 +1,4 @@
 //! Opening a bucket of a million objects: few requests, and little memory for each sample.
-#![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::time::Duration;
 

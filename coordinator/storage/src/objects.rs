@@ -50,14 +50,22 @@ enum ObjectHome {
     Remote(Arc<RemoteStore>),
 }
 
+/// Objects with one home, up to the next run.
+struct HomeRun {
+    /// Number of the first object.
+    first: u32,
+    /// Position of the home in [`ObjectTable::homes`].
+    home: u16,
+}
+
 /// The objects of a dataset, by number.
 ///
 /// The sizes and ETags of remote objects are those of their listing, so that no request
 /// is needed for them.
 pub struct ObjectTable {
     homes: Vec<ObjectHome>,
-    /// The home of each object, by its position in `homes`. Empty if there is only one.
-    home_of: Vec<u16>,
+    /// Where objects of another home begin. Before the first of them they lie in the first home.
+    home_runs: Vec<HomeRun>,
     /// Paths below a local folder, or keys of a store.
     names: Names,
     listed: Listed,
@@ -76,7 +84,7 @@ impl ObjectTable {
     pub fn local(root: &Path) -> Self {
         ObjectTable {
             homes: vec![ObjectHome::Local(root.to_owned())],
-            home_of: Vec::new(),
+            home_runs: Vec::new(),
             names: Names::default(),
             listed: Listed::default(),
             throttle: None,
@@ -106,11 +114,11 @@ impl ObjectTable {
     }
 
     fn push_name(&mut self, home: usize, parts: &[&[u8]]) {
-        let object = self.names.len() as usize;
+        let first = self.names.len();
         self.names.push(parts);
-        if home > 0 || !self.home_of.is_empty() {
-            self.home_of.resize(object, 0);
-            self.home_of.push(home as u16);
+        let home = home as u16;
+        if self.home_runs.last().map_or(0, |run| run.home) != home {
+            self.home_runs.push(HomeRun { first, home });
         }
     }
 
@@ -142,7 +150,7 @@ impl ObjectTable {
     pub fn memory_bytes(&self) -> usize {
         self.names.memory_bytes()
             + self.listed.memory_bytes()
-            + self.home_of.capacity() * size_of::<u16>()
+            + self.home_runs.capacity() * size_of::<HomeRun>()
     }
 
     /// Returns `true` if there is no object.
@@ -168,9 +176,10 @@ impl ObjectTable {
             hash.update(&[0]);
         }
         self.names.identify(hash);
-        self.home_of
-            .iter()
-            .for_each(|home| hash.update(&home.to_le_bytes()));
+        for run in &self.home_runs {
+            hash.update(&run.first.to_le_bytes());
+            hash.update(&run.home.to_le_bytes());
+        }
         self.listed.identify(hash);
     }
 
@@ -186,10 +195,9 @@ impl ObjectTable {
     }
 
     fn home_of(&self, object: u32) -> &ObjectHome {
-        let home = self
-            .home_of
-            .get(object as usize)
-            .map_or(0, |&home| usize::from(home));
+        let after = self.home_runs.partition_point(|run| run.first <= object);
+        let run = after.checked_sub(1).map(|at| &self.home_runs[at]);
+        let home = run.map_or(0, |run| usize::from(run.home));
         &self.homes[home]
     }
 
@@ -332,9 +340,12 @@ impl ObjectTable {
     /// Reads the first bytes of remote objects, all at once, and of local ones, one after another.
     pub fn read_heads(&self, objects: &[u32], most: u64) -> Vec<Result<Vec<u8>, Error>> {
         let home = objects.first().map(|&object| self.home_of(object));
-        let (Some(ObjectHome::Remote(store)), true) =
-            (home, self.home_of.iter().all(|h| *h == self.home_of[0]))
-        else {
+        let is_one_home = match self.home_runs.as_slice() {
+            [] => true,
+            [run] => run.first == 0,
+            _ => false,
+        };
+        let (Some(ObjectHome::Remote(store)), true) = (home, is_one_home) else {
             let head = |&object: &u32| {
                 let mut head = Vec::new();
                 self.read_head(object, most, &mut head).map(|()| head)

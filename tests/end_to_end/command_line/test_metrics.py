@@ -200,7 +200,11 @@ def test_documents_name_only_what_is_exported(serve: Serve) -> None:
     exported = set(re.findall(r"^# TYPE (\S+) ", ask(serve().port)[2], re.MULTILINE))
     assert len(exported) > 40
     page = DOCS / "reference" / "metrics.md"
-    told = {name for title in ("Metrics", "Metrics of GPUs", "Metrics of remote stores") for name in NAME.findall(section(page, title))}
+    told = {
+        name
+        for title in ("Metrics", "Metrics of GPUs", "Metrics of remote stores")
+        for name in NAME.findall(section(page, title))
+    }
     assert told == exported, "the tables in docs/reference/metrics.md name every metric, and no other"
     for document in DASHBOARD, ALERTS:
         named = set(NAME.findall(document.read_text()))
