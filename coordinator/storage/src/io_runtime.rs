@@ -85,23 +85,6 @@ impl IoRuntime {
         })
     }
 
-    /// Runs a future on an I/O thread. Returns `None` if the process ends meanwhile.
-    ///
-    /// # Panics
-    /// If the future panics.
-    pub(crate) async fn spawn<T: Send + 'static>(
-        &self,
-        future: impl Future<Output = T> + Send + 'static,
-    ) -> Option<T> {
-        match self.runtime.spawn(future).await {
-            Ok(done) => Some(done),
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_cancelled) => None,
-            },
-        }
-    }
-
     /// Ends all waits, now and from now on.
     pub(crate) fn stop(&self) {
         self.stopped.send_replace(true);

@@ -8,12 +8,11 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
 use futures_util::TryStreamExt;
 use futures_util::future::join_all;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt};
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
 
 use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
 use crate::client::{
@@ -379,31 +378,28 @@ impl RemoteStore {
             range: range.map(GetRange::Bounded),
             ..GetOptions::default()
         };
-        let receiving = receive(self.client.clone(), path.clone(), options, object.size);
-        let received = self.io.spawn(receiving).await;
-        let received = received.ok_or_else(|| FailedTry::Final(self.stopped()))?;
-        let received = received.map_err(|e| self.failed(object, interpret(&e)))?;
-        self.check(object, &received.meta)
-            .map_err(FailedTry::Final)?;
-        if received.length > MOST_BYTES {
-            return Err(FailedTry::Final(too_long(
-                self.url(&object.key),
-                MOST_BYTES,
-            )));
+        let failed = |e: object_store::Error| self.failed(object, interpret(&e));
+        let got = self.client.get_opts(path, options).await.map_err(failed)?;
+        self.check(object, &got.meta).map_err(FailedTry::Final)?;
+        let length = got.range.end - got.range.start;
+        if length > MOST_BYTES {
+            let error = too_long(self.url(&object.key), MOST_BYTES);
+            return Err(FailedTry::Final(error));
         }
         let other_length =
             || FailedTry::Final(self.changed(object, "has another length than in its listing"));
-        if !target.restart(received.length) {
+        if !target.restart(length) {
             return Err(other_length());
         }
-        for part in &received.body {
+        let mut body = got.into_stream();
+        while let Some(part) = body.try_next().await.map_err(failed)? {
             self.io.count_received(part.len() as u64);
             self.traffic.count_received(part.len() as u64);
-            if !target.push(part) {
+            if !target.push(&part) {
                 return Err(other_length());
             }
         }
-        if target.filled() != received.length {
+        if target.filled() != length {
             return Err(FailedTry::Store(FailedAnswer {
                 meaning: AnswerMeaning::Passing,
                 text: "the body of an answer ended early".into(),
@@ -517,41 +513,6 @@ impl RemoteStore {
         let parts = path.as_ref().split('/').map(percent_encoded);
         parts.collect::<Vec<_>>().join("/")
     }
-}
-
-/// An answer with its whole body.
-struct Received {
-    meta: ObjectMeta,
-    /// Number of bytes that the body should have.
-    length: u64,
-    /// Parts of the body. Empty if the object is not as long as its listing said, or too long.
-    body: Vec<Bytes>,
-}
-
-/// Makes a request and receives the whole answer.
-///
-/// It runs on an I/O thread. The thread that waits for it is woken once, and not for each part of the body that arrives,
-/// and copies the body on its own processor.
-async fn receive(
-    client: Arc<dyn ObjectStore>,
-    path: Path,
-    options: GetOptions,
-    listed_size: Option<u64>,
-) -> Result<Received, object_store::Error> {
-    let got = client.get_opts(&path, options).await?;
-    let length = got.range.end - got.range.start;
-    let mut received = Received {
-        meta: got.meta.clone(),
-        length,
-        body: Vec::new(),
-    };
-    if length <= MOST_BYTES && listed_size.is_none_or(|size| size == got.meta.size) {
-        let mut body = got.into_stream();
-        while let Some(part) = body.try_next().await? {
-            received.body.push(part);
-        }
-    }
-    Ok(received)
 }
 
 /// Returns a part of a path with all bytes encoded that may have a meaning in a URL.
