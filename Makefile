@@ -19,7 +19,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock .cargo/config.toml $(shell find cache coor
 WHEEL_SOURCES := $(RUST_SOURCES) LICENSE pyproject.toml $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md')
 PYTHON_CODE := tools/demo tools/dev tools/bench/src bindings/build_backend bindings/python cache/device/kernels docs/examples tests
 TYPED_PACKAGES := tools.demo tools.dev.site tools.dev.packaging coprep_build coprep tests.chaos \
-	$(addprefix tests.benchmarks.,loaders slow_samples drop_in what_if gpu)
+	$(addprefix tests.benchmarks.,loaders slow_samples drop_in what_if gpu storage)
 
 .PHONY: help
 help: ## this list
@@ -27,6 +27,7 @@ help: ## this list
 	@echo "  settings:       DATA=folder (demo, bench, bench-slow), SECONDS=n (bench, fuzz), ONLY=coprep,limit REPEAT=n JOBS=1,2 (bench),"
 	@echo "                  ONLY=order,forms,cost,watch,balance REPEAT=n QUICK=1 ARGS=\"--samples spin-10x\" (bench-slow),"
 	@echo "                  ONLY=detection,memory REPEAT=n QUICK=1 (drop-in),"
+	@echo "                  ONLY=at-once,latency,eight-jobs,half-cache REPEAT=n QUICK=1 (bench-storage),"
 	@echo "                  REPEAT=n JOBS=1,8 SECONDS=n ARGS=\"--modes synthetic,coprep-device\" (bench-gpu),"
 	@echo "                  HISTORIES=n PARALLEL=n SEED=n ARGS=\"--only 'ranks: 2'\" (chaos)"
 
@@ -164,6 +165,12 @@ bench-gpu: $(VENV)/.package $(VENV)/.torch $(filter demo-data,$(DATA)) | deps ##
 	@$(PY) -m tests.benchmarks.gpu --data "$(DATA)" --native "$(PROGRAMS)/measure_gpu" --out "$(TARGET)/bench-gpu/report.json" \
 		$(REPEAT_OPTION) $(if $(JOBS),--jobs "$(JOBS)") $(if $(SECONDS),--seconds "$(SECONDS)") $(ARGS)
 	@$(PY) -m tests.benchmarks.gpu.tables "$(TARGET)/bench-gpu/report.json" --out "$(TARGET)/bench-gpu"
+
+.PHONY: bench-storage
+bench-storage: $(VENV)/.package $(filter demo-data,$(DATA)) | deps ## an object store on this machine against local files
+	@cargo build --release -p coprep-object-server
+	@$(PY) -m tests.benchmarks.storage "$(DATA)" --server "$(PROGRAMS)/coprep-object-server" --out "$(TARGET)/bench-storage" \
+		$(ONLY_OPTION) $(REPEAT_OPTION) $(QUICK_OPTION)
 
 .PHONY: drop-in
 drop-in: $(VENV)/.package $(VENV)/.torch ## what it costs to replace PyTorch's DataLoader and nothing else, with bars

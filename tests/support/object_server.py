@@ -9,8 +9,6 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 _PROGRAM = "coprep-object-server"
 SECRET = "SECRET-that-nobody-may-see"
@@ -18,6 +16,9 @@ SECRET = "SECRET-that-nobody-may-see"
 
 
 def _program() -> Path:
+    # Imported here, because benchmarks, which name the program, run without it.
+    import pytest
+
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     found = [target / profile / _PROGRAM for profile in ("debug", "release")]
     program = next((path for path in found if path.exists()), None)
@@ -29,8 +30,10 @@ def _program() -> Path:
 class ObjectServer:
     """A server with buckets. It ends with this process."""
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen([_program()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, program: Path | None = None) -> None:
+        self.process = subprocess.Popen(
+            [program or _program()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         self.address = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
 

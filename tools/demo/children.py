@@ -128,12 +128,16 @@ class Children(contextlib.ExitStack):
         return self.start(name, [sys.executable, "-m", module, *arguments], env)
 
     def coordinator(
-        self, cache: str = "0", options: Sequence[str] = (), name: str = "coordinator"
+        self,
+        cache: str = "0",
+        options: Sequence[str] = (),
+        name: str = "coordinator",
+        env: Mapping[str, str] | None = None,
     ) -> tuple[Child, dict[str, str]]:
         """Starts a coordinator of our own, and waits until it answers. Returns it and the environment for its jobs."""
         path = self.folder / f"{name}.sock"
         command = [str(coprep_command()), "serve", "--socket", str(path), "--cache", cache, *options]
-        child = self.start(name, command)
+        child = self.start(name, command, env)
         await_socket(child, path)
         return child, {"COPREP_SOCKET": str(path)}
 

@@ -457,6 +457,9 @@ fn interval(text: &str) -> Result<Duration, String> {
 
 #[derive(ClapArgs)]
 pub(crate) struct DoctorArgs {
+    /// Check these remote stores too, such as s3://bucket/folder: address, credentials, listing, speed of a read
+    #[arg(value_name = "URL")]
+    pub(crate) urls: Vec<String>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,5 +1,7 @@
 //! `coprep doctor`: problems of this machine that would hurt coprep, each with a remedy.
 
+mod store;
+
 use std::error::Error as _;
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
@@ -7,6 +9,7 @@ use std::time::Duration;
 
 use coprep_client::control;
 use coprep_device::{ComputeMode, Driver, ErrorKind, Gpu};
+use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_shared_memory::memory;
 use serde::Serialize;
@@ -40,7 +43,13 @@ struct Finding {
 
 /// Runs all checks and prints the findings. Fails if one of them is a failure.
 pub(crate) fn run(paths: &CoordinatorPaths, args: &args::DoctorArgs) -> Outcome {
-    let findings = examine(paths);
+    let mut findings = examine(paths);
+    for url in &args.urls {
+        let Some(url) = DatasetUrl::parse(url)? else {
+            return Err(format!("{url} is a path: give a URL such as s3://bucket/folder").into());
+        };
+        findings.extend(store::check(&url));
+    }
     if args.json {
         print_line(serde_json::to_string_pretty(&findings)?)?;
     } else {

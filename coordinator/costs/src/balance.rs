@@ -181,6 +181,15 @@ impl Balance {
         self.most = self.most.max(most);
     }
 
+    /// Raises the number of threads to `threads`, for storage that is known to answer late. Returns the number now.
+    ///
+    /// The trials would find this number too, but only after some seconds in which processors are idle. If it is more
+    /// than enough, the first interval shows that.
+    pub fn begin_with(&mut self, threads: u32) -> u32 {
+        self.change(threads.clamp(self.threads, self.most.max(self.threads)));
+        self.threads
+    }
+
     /// Returns the number of threads that should be at work.
     #[must_use]
     pub fn threads(&self) -> u32 {
@@ -438,6 +447,30 @@ mod tests {
         assert_eq!(balance.most, 10);
         balance.allow(20);
         assert_eq!(balance.most, 20);
+    }
+
+    #[test]
+    fn a_pool_that_begins_with_more_threads_keeps_those_that_it_needs() {
+        let mut balance = Balance::new(2, 500);
+        assert_eq!(balance.begin_with(64), 64);
+        assert_eq!(balance.begin_with(3), 64, "never fewer");
+        assert_eq!(
+            Balance::new(2, 40).begin_with(64),
+            40,
+            "never more than allowed"
+        );
+        let late = World {
+            cpus: 2,
+            prepare: 0.002,
+            latency: 0.05,
+            bandwidth: 1e6,
+        };
+        let early = World {
+            latency: 0.0001,
+            ..late
+        };
+        assert!(balance.observe(2, &late.seen(64, 1.0)) >= 50);
+        assert!(balance.observe(2, &early.seen(64, 1.0)) <= 8);
     }
 
     const STEP: f64 = 0.5;

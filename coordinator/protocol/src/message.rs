@@ -6,7 +6,8 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 pub use crate::message::status::{
     CacheStatus, CostStatus, DiskCacheStatus, DiskStatus, FormStatus, GpuStatus, JobStatus,
-    OutageStatus, PoolStatus, RingStatus, SampleCost, Stalls, Status, StreamStatus, Totals,
+    OutageStatus, PoolStatus, RingStatus, SampleCost, Stalls, Status, StoreStatus, StreamStatus,
+    Totals,
 };
 use crate::spec::{Field, PipelineSpec, Source};
 
@@ -571,6 +572,9 @@ pub struct WarmProgress {
     pub capacity: u64,
     /// Bytes read from storage by this warm-up.
     pub fetched_bytes: u64,
+    /// Requests to the dataset's remote stores since this warm-up began, those of other jobs included. `None` for local
+    /// files.
+    pub requests: Option<u64>,
     /// Samples that failed.
     pub failed: u64,
     /// Text of the first failure.

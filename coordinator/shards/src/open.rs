@@ -55,6 +55,13 @@ impl ShardSamples {
         self.at.is_empty()
     }
 
+    /// Returns the bytes of memory that the places and names take.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        let wide = self.before.capacity() + self.at.capacity() + self.name_ends.capacity();
+        wide * size_of::<u64>() + self.lengths.capacity() * size_of::<u32>() + self.names.capacity()
+    }
+
     /// Returns the shard of a sample.
     #[must_use]
     pub fn shard(&self, id: u32) -> u32 {

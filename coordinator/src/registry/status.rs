@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use coprep_protocol::message::{GpuStatus, OutageStatus, Status};
-use coprep_storage::OutageReport;
+use coprep_protocol::message::{GpuStatus, OutageStatus, Status, StoreStatus};
+use coprep_storage::{OutageReport, StoreTraffic};
 
 use crate::caches::DiskTier;
 use crate::registry::Registry;
@@ -45,9 +45,20 @@ fn snapshot(registry: &Arc<Registry>, slow: u32) -> Status {
         caches: caches.iter().map(|c| c.status(registry.users(c))).collect(),
         disk: registry.disk.as_ref().map(DiskTier::status),
         streams: registry.stream_status(slow),
+        stores: stores(registry),
         outages: outages(registry),
         gpus: gpus(registry),
     }
+}
+
+fn stores(registry: &Registry) -> Vec<StoreStatus> {
+    let status = |traffic: StoreTraffic| StoreStatus {
+        store: traffic.store,
+        requests: traffic.requests,
+        failed_requests: traffic.failed,
+        received_bytes: traffic.received,
+    };
+    registry.stores.traffic().into_iter().map(status).collect()
 }
 
 fn outages(registry: &Registry) -> Vec<OutageStatus> {

@@ -122,6 +122,7 @@ pub(crate) fn warm(
         cache: cache.as_deref(),
         done,
         progress: WarmProgress::default(),
+        requests_before: recipe.dataset.requests().unwrap_or_default(),
         unavailable: None,
     };
     run.progress.total = u64::from(recipe.dataset.len());
@@ -185,6 +186,8 @@ struct WarmRun<'a> {
     cache: Option<&'a DatasetCache>,
     done: Sender<Admitted>,
     progress: WarmProgress,
+    /// Requests to the remote stores of the dataset before this warm-up.
+    requests_before: u64,
     /// The error of storage that does not answer.
     unavailable: Option<String>,
 }
@@ -286,10 +289,11 @@ impl WarmRun<'_> {
     }
 
     fn report(&self) -> WarmProgress {
-        with_usage(
-            self.progress.clone(),
-            self.cache,
-            self.recipe.disk.as_deref(),
-        )
+        let requests = self.recipe.dataset.requests();
+        let progress = WarmProgress {
+            requests: requests.map(|so_far| so_far - self.requests_before),
+            ..self.progress.clone()
+        };
+        with_usage(progress, self.cache, self.recipe.disk.as_deref())
     }
 }

@@ -1,11 +1,13 @@
 //! Clients of stores, made from the settings of the environment.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::traffic::{CountingConnector, TrafficCounters};
 use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::azure::{MicrosoftAzure, MicrosoftAzureBuilder};
-use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder};
+use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, Result, RetryConfig};
 
@@ -43,35 +45,145 @@ pub(crate) fn environment(scheme: UrlScheme) -> String {
     format!("set {variables}, and {RESTART}")
 }
 
-/// The variables by which an environment names credentials of S3.
-const S3_CREDENTIALS: [&str; 5] = [
-    "AWS_ACCESS_KEY_ID",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AWS_SKIP_SIGNATURE",
+/// The variables by which an environment names credentials, in the order in which they are used, and what to call them.
+const S3_CREDENTIALS: [(&str, &str); 5] = [
+    (
+        "AWS_SKIP_SIGNATURE",
+        "AWS_SKIP_SIGNATURE: requests are not signed",
+    ),
+    (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    ),
+    (
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_WEB_IDENTITY_TOKEN_FILE, a web identity",
+    ),
+    (
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI, the role of the container",
+    ),
+    (
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI, the role of the container",
+    ),
 ];
+const GS_CREDENTIALS: [(&str, &str); 5] = [
+    (
+        "GOOGLE_SKIP_SIGNATURE",
+        "GOOGLE_SKIP_SIGNATURE: requests are not signed",
+    ),
+    (
+        "GOOGLE_SERVICE_ACCOUNT",
+        "GOOGLE_SERVICE_ACCOUNT, a key file",
+    ),
+    (
+        "GOOGLE_SERVICE_ACCOUNT_PATH",
+        "GOOGLE_SERVICE_ACCOUNT_PATH, a key file",
+    ),
+    ("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY"),
+    (
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GOOGLE_APPLICATION_CREDENTIALS, a file",
+    ),
+];
+const AZ_CREDENTIALS: [(&str, &str); 5] = [
+    (
+        "AZURE_SKIP_SIGNATURE",
+        "AZURE_SKIP_SIGNATURE: requests are not signed",
+    ),
+    ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_KEY"),
+    (
+        "AZURE_STORAGE_SAS_KEY",
+        "AZURE_STORAGE_SAS_KEY, a shared access signature",
+    ),
+    (
+        "AZURE_FEDERATED_TOKEN_FILE",
+        "AZURE_FEDERATED_TOKEN_FILE, a workload identity",
+    ),
+    ("AZURE_STORAGE_CLIENT_SECRET", "AZURE_STORAGE_CLIENT_SECRET"),
+];
+
+/// Returns the value of a variable: one of `variables`, or of the environment.
+fn value(name: &str, variables: &Variables) -> Option<String> {
+    let given = variables.iter().find(|(known, _)| known == name);
+    given
+        .map(|(_, value)| value.clone())
+        .or_else(|| std::env::var(name).ok())
+}
+
+/// Returns the source of the credentials of a store, in words, or `None` for a store that needs none. Never the
+/// credentials themselves.
+pub(crate) fn credentials(scheme: UrlScheme, variables: &Variables) -> Option<&'static str> {
+    let known: &[(&str, &'static str)] = match scheme {
+        UrlScheme::S3 => &S3_CREDENTIALS,
+        UrlScheme::Gs => &GS_CREDENTIALS,
+        UrlScheme::Az => &AZ_CREDENTIALS,
+        UrlScheme::Http | UrlScheme::Https => return None,
+    };
+    let found = known
+        .iter()
+        .find(|(name, _)| value(name, variables).is_some());
+    let role = "the role of this machine, as no variable names any";
+    Some(found.map_or(role, |(_, text)| text))
+}
 
 /// Returns `true` if nothing names credentials, so that only the metadata server of a cloud's machine could give some.
 pub(crate) fn lacks_credentials(scheme: UrlScheme, variables: &Variables) -> bool {
-    let is_set = |name: &&str| {
-        std::env::var_os(name).is_some() || variables.iter().any(|(known, _)| known == name)
-    };
-    scheme == UrlScheme::S3 && !S3_CREDENTIALS.iter().any(is_set)
+    let is_named = |(name, _): &(&str, &str)| value(name, variables).is_some();
+    scheme == UrlScheme::S3 && !S3_CREDENTIALS.iter().any(is_named)
 }
 
-/// Returns a client of the store of a URL. No request is made.
-pub(crate) fn client(url: &DatasetUrl, variables: &Variables) -> Result<Box<dyn ObjectStore>> {
+/// Returns the address of a store, for people.
+pub(crate) fn endpoint(url: &DatasetUrl, variables: &Variables) -> String {
+    let (names, usual): (&[&str], String) = match url.scheme {
+        UrlScheme::S3 => {
+            let region = ["AWS_REGION", "AWS_DEFAULT_REGION"];
+            let region = region.iter().find_map(|name| value(name, variables));
+            let region = region.unwrap_or_else(|| "us-east-1".into());
+            (
+                &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"],
+                format!("Amazon S3 in {region}"),
+            )
+        }
+        UrlScheme::Gs => (&["GOOGLE_BASE_URL"], "Google Cloud Storage".into()),
+        UrlScheme::Az => (
+            &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"],
+            "Azure Blob Storage".into(),
+        ),
+        UrlScheme::Http | UrlScheme::Https => (&[], url.store()),
+    };
+    match names.iter().find_map(|name| value(name, variables)) {
+        None => usual,
+        Some(address) => without_user(&address),
+    }
+}
+
+/// Returns an address without a user and a password, which a proxy may want in it.
+fn without_user(address: &str) -> String {
+    let (scheme, rest) = address.split_once("://").unwrap_or(("", address));
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    format!("{scheme}://{host}")
+}
+
+/// Returns a client of the store of a URL, whose requests `counters` count. No request is made.
+pub(crate) fn client(
+    url: &DatasetUrl,
+    variables: &Variables,
+    counters: &Arc<TrafficCounters>,
+) -> Result<Arc<dyn ObjectStore>> {
+    let connector = CountingConnector(counters.clone());
     let bucket = &url.bucket;
     Ok(match url.scheme {
-        UrlScheme::S3 => Box::new(s3(bucket, variables)?),
-        UrlScheme::Gs => Box::new(gs(bucket, variables)?),
-        UrlScheme::Az => Box::new(az(bucket, variables)?),
-        UrlScheme::Http | UrlScheme::Https => Box::new(
+        UrlScheme::S3 => Arc::new(s3(bucket, variables, connector)?),
+        UrlScheme::Gs => Arc::new(gs(bucket, variables, connector)?),
+        UrlScheme::Az => Arc::new(az(bucket, variables, connector)?),
+        UrlScheme::Http | UrlScheme::Https => Arc::new(
             HttpBuilder::new()
                 .with_url(url.store())
                 .with_client_options(options(url.scheme == UrlScheme::Http))
                 .with_retry(retry())
+                .with_http_connector(connector)
                 .build()?,
         ),
     })
@@ -113,41 +225,61 @@ fn configured<B, K: std::str::FromStr>(
     })
 }
 
-fn s3(bucket: &str, variables: &Variables) -> Result<AmazonS3> {
+/// Returns `true` for the address of a server without TLS. Whoever names such an address wants it so.
+fn is_plain(address: Option<&str>) -> bool {
+    address.is_some_and(|address| address.starts_with("http://"))
+}
+
+fn s3(bucket: &str, variables: &Variables, connector: CountingConnector) -> Result<AmazonS3> {
     let builder = configured(AmazonS3Builder::from_env(), variables, |b, key, value| {
         b.with_config(key, value)
     });
     let keys = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
     let endpoint = keys.iter().find_map(|key| builder.get_config_value(key));
-    // Whoever names an endpoint without TLS wants it so.
-    let is_plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
+    let is_plain = is_plain(endpoint.as_deref());
     builder
         .with_client_options(options(is_plain))
         .with_bucket_name(bucket)
         .with_retry(retry())
+        .with_http_connector(connector)
         .build()
 }
 
-fn gs(bucket: &str, variables: &Variables) -> Result<GoogleCloudStorage> {
+fn gs(
+    bucket: &str,
+    variables: &Variables,
+    connector: CountingConnector,
+) -> Result<GoogleCloudStorage> {
     let from_env = GoogleCloudStorageBuilder::from_env();
     let builder = configured(from_env, variables, |b, key, value| {
         b.with_config(key, value)
     });
+    let base = builder.get_config_value(&GoogleConfigKey::BaseUrl);
     builder
-        .with_client_options(options(false))
+        .with_client_options(options(is_plain(base.as_deref())))
         .with_bucket_name(bucket)
         .with_retry(retry())
+        .with_http_connector(connector)
         .build()
 }
 
-fn az(container: &str, variables: &Variables) -> Result<MicrosoftAzure> {
+fn az(
+    container: &str,
+    variables: &Variables,
+    connector: CountingConnector,
+) -> Result<MicrosoftAzure> {
     let from_env = MicrosoftAzureBuilder::from_env();
     let builder = configured(from_env, variables, |b, key, value| {
         b.with_config(key, value)
     });
+    let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
+    let emulator = builder.get_config_value(&AzureConfigKey::UseEmulator);
+    // The emulator speaks plain HTTP.
+    let is_plain = is_plain(endpoint.as_deref()) || emulator.as_deref() == Some("true");
     builder
-        .with_client_options(options(false))
+        .with_client_options(options(is_plain))
         .with_container_name(container)
         .with_retry(retry())
+        .with_http_connector(connector)
         .build()
 }

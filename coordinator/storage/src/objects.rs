@@ -1,11 +1,11 @@
 //! The objects of a dataset, and the ranges of them that hold its samples.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use xxhash_rust::xxh3::Xxh3;
@@ -13,6 +13,8 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::error::{Error, ErrorKind, changed, unreadable};
 use crate::file;
 use crate::health::OutageReport;
+use crate::listed::Listed;
+use crate::names::Names;
 use crate::open_files::{LocalObject, OpenFiles};
 use crate::remote::{ListedObject, ObjectRef, RemoteStore};
 use crate::target::ReadTarget;
@@ -58,18 +60,24 @@ enum ObjectHome {
     Remote(Arc<RemoteStore>),
 }
 
+/// Objects with one home, up to the next run.
+struct HomeRun {
+    /// Number of the first object.
+    first: u32,
+    /// Position of the home in [`ObjectTable::homes`].
+    home: u16,
+}
+
 /// The objects of a dataset, by number.
 ///
-/// Names lie in one arena of bytes. The sizes and ETags of remote objects are those of their listing, so that no request
+/// The sizes and ETags of remote objects are those of their listing, so that no request
 /// is needed for them.
 pub struct ObjectTable {
     homes: Vec<ObjectHome>,
-    /// The home of each object, by its position in `homes`. Empty if there is only one.
-    home_of: Vec<u16>,
-    /// Names, one after another: paths below a local folder, or keys of a store.
-    names: Vec<u8>,
-    /// End of each name within `names`.
-    ends: Vec<u64>,
+    /// Where objects of another home begin. Before the first of them they lie in the first home.
+    home_runs: Vec<HomeRun>,
+    /// Paths below a local folder, or keys of a store.
+    names: Names,
     listed: Listed,
     /// Local objects that are read in parts.
     open_files: OpenFiles,
@@ -78,61 +86,10 @@ pub struct ObjectTable {
     throttle: Option<Arc<ReadThrottle>>,
 }
 
-/// What listings say of objects. Empty if all objects are local and read as a whole.
-#[derive(Default)]
-struct Listed {
-    /// Length of each object, or [`UNKNOWN`].
-    sizes: Vec<u64>,
-    /// ETags, one after another. An object without one has an empty text.
-    etags: Vec<u8>,
-    etag_ends: Vec<u64>,
-}
-
-const UNKNOWN: u64 = u64::MAX;
-
-impl Listed {
-    /// Adds an object, which is number `object`.
-    fn push(&mut self, object: usize, size: Option<u64>, etag: Option<&str>) {
-        // Local objects before it have no entries yet.
-        self.sizes.resize(object, UNKNOWN);
-        self.etag_ends.resize(object, self.etags.len() as u64);
-        self.sizes.push(size.unwrap_or(UNKNOWN));
-        self.etags
-            .extend_from_slice(etag.unwrap_or_default().as_bytes());
-        self.etag_ends.push(self.etags.len() as u64);
-    }
-
-    fn size(&self, object: usize) -> Option<u64> {
-        self.sizes
-            .get(object)
-            .copied()
-            .filter(|&size| size != UNKNOWN)
-    }
-
-    fn etag(&self, object: usize) -> Option<&str> {
-        let end = *self.etag_ends.get(object)? as usize;
-        let start = object
-            .checked_sub(1)
-            .map_or(0, |before| self.etag_ends[before] as usize);
-        let etag = std::str::from_utf8(&self.etags[start..end]).ok()?;
-        Some(etag).filter(|etag| !etag.is_empty())
-    }
-
-    fn hash(&self, hash: &mut Xxh3) {
-        self.sizes
-            .iter()
-            .for_each(|size| hash.update(&size.to_le_bytes()));
-        hash.update(&self.etags);
-        self.etag_ends
-            .iter()
-            .for_each(|end| hash.update(&end.to_le_bytes()));
-    }
-}
-
 /// An object of a table, as it is read.
 enum ReadableObject<'a> {
     Local(PathBuf),
-    Remote(&'a RemoteStore, ObjectRef<'a>),
+    Remote(&'a RemoteStore, ObjectRef),
 }
 
 impl ObjectTable {
@@ -141,9 +98,8 @@ impl ObjectTable {
     pub fn local(root: &Path) -> Self {
         ObjectTable {
             homes: vec![ObjectHome::Local(root.to_owned())],
-            home_of: Vec::new(),
-            names: Vec::new(),
-            ends: Vec::new(),
+            home_runs: Vec::new(),
+            names: Names::default(),
             listed: Listed::default(),
             open_files: OpenFiles::default(),
             replaced: Vec::new(),
@@ -163,7 +119,7 @@ impl ObjectTable {
         key: &str,
         listed: Option<&ListedObject>,
     ) {
-        let object = self.len() as usize;
+        let object = self.len();
         let home = self.home(store);
         self.push_name(home, &[key.as_bytes()]);
         let (size, etag) = (
@@ -175,7 +131,7 @@ impl ObjectTable {
 
     /// Adds a local file that is read in parts. It must keep its size and its `etag`, which stands for its content.
     pub fn push_shard(&mut self, path: &[u8], size: u64, etag: &str) {
-        let object = self.len() as usize;
+        let object = self.len();
         self.push_name(0, &[path]);
         self.listed.push(object, Some(size), Some(etag));
     }
@@ -183,18 +139,16 @@ impl ObjectTable {
     /// Prepares for reads of parts, when the list is final. From then on, an object that was found to be replaced is not
     /// asked for again.
     pub fn remember_replaced(&mut self) {
-        self.replaced.resize_with(self.ends.len(), OnceLock::new);
+        self.replaced
+            .resize_with(self.names.len() as usize, OnceLock::new);
     }
 
     fn push_name(&mut self, home: usize, parts: &[&[u8]]) {
-        parts
-            .iter()
-            .for_each(|part| self.names.extend_from_slice(part));
-        let object = self.ends.len();
-        self.ends.push(self.names.len() as u64);
-        if home > 0 || !self.home_of.is_empty() {
-            self.home_of.resize(object, 0);
-            self.home_of.push(home as u16);
+        let first = self.names.len();
+        self.names.push(parts);
+        let home = home as u16;
+        if self.home_runs.last().map_or(0, |run| run.home) != home {
+            self.home_runs.push(HomeRun { first, home });
         }
     }
 
@@ -211,20 +165,28 @@ impl ObjectTable {
 
     /// Gives spare memory back, when the list is final.
     pub fn shrink(&mut self) {
-        self.names.shrink_to_fit();
-        self.listed.etags.shrink_to_fit();
+        self.names.shrink();
+        self.listed.shrink();
     }
 
     /// Returns the number of objects.
     #[must_use]
     pub fn len(&self) -> u32 {
-        self.ends.len() as u32
+        self.names.len()
+    }
+
+    /// Returns the bytes of memory that the table takes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.names.memory_bytes()
+            + self.listed.memory_bytes()
+            + self.home_runs.capacity() * size_of::<HomeRun>()
     }
 
     /// Returns `true` if there is no object.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
+        self.len() == 0
     }
 
     /// Returns `true` if objects lie in a remote store.
@@ -255,14 +217,12 @@ impl ObjectTable {
             // Neither contains a zero byte, so this delimits them from the names.
             hash.update(&[0]);
         }
-        hash.update(&self.names);
-        self.ends
-            .iter()
-            .for_each(|end| hash.update(&end.to_le_bytes()));
-        self.home_of
-            .iter()
-            .for_each(|home| hash.update(&home.to_le_bytes()));
-        self.listed.hash(hash);
+        self.names.identify(hash);
+        for run in &self.home_runs {
+            hash.update(&run.first.to_le_bytes());
+            hash.update(&run.home.to_le_bytes());
+        }
+        self.listed.identify(hash);
     }
 
     /// Slows reads by `throttle`.
@@ -276,39 +236,28 @@ impl ObjectTable {
         }
     }
 
-    fn name(&self, object: u32) -> &[u8] {
-        let object = object as usize;
-        let start = if object == 0 {
-            0
-        } else {
-            self.ends[object - 1]
-        };
-        &self.names[start as usize..self.ends[object] as usize]
-    }
-
     fn home_of(&self, object: u32) -> &ObjectHome {
-        let home = self
-            .home_of
-            .get(object as usize)
-            .map_or(0, |&home| usize::from(home));
+        let after = self.home_runs.partition_point(|run| run.first <= object);
+        let run = after.checked_sub(1).map(|at| &self.home_runs[at]);
+        let home = run.map_or(0, |run| usize::from(run.home));
         &self.homes[home]
     }
 
     fn readable(&self, object: u32) -> ReadableObject<'_> {
         match self.home_of(object) {
             ObjectHome::Local(root) => {
-                ReadableObject::Local(root.join(OsStr::from_bytes(self.name(object))))
+                ReadableObject::Local(root.join(OsStr::from_bytes(&self.names.get(object))))
             }
             ObjectHome::Remote(store) => ReadableObject::Remote(store, self.remote(object)),
         }
     }
 
-    fn remote(&self, object: u32) -> ObjectRef<'_> {
+    fn remote(&self, object: u32) -> ObjectRef {
         ObjectRef {
             // Keys were pushed as text.
-            key: std::str::from_utf8(self.name(object)).unwrap_or_default(),
-            size: self.listed.size(object as usize),
-            etag: self.listed.etag(object as usize),
+            key: String::from_utf8(self.names.get(object)).unwrap_or_default(),
+            size: self.listed.size(object),
+            etag: self.listed.etag(object).map(Cow::into_owned),
         }
     }
 
@@ -321,7 +270,7 @@ impl ObjectTable {
     pub fn path(&self, object: u32) -> PathBuf {
         match self.readable(object) {
             ReadableObject::Local(path) => path,
-            ReadableObject::Remote(store, object) => store.url(object.key).into(),
+            ReadableObject::Remote(store, object) => store.url(&object.key).into(),
         }
     }
 
@@ -333,10 +282,20 @@ impl ObjectTable {
         })
     }
 
+    /// Returns the number of requests to the stores of these objects so far, or `None` if all objects are local.
+    #[must_use]
+    pub fn requests(&self) -> Option<u64> {
+        let requests = self.homes.iter().filter_map(|home| match home {
+            ObjectHome::Local(_) => None,
+            ObjectHome::Remote(store) => Some(store.traffic().requests),
+        });
+        self.is_remote().then(|| requests.sum())
+    }
+
     /// Returns the length of an object if its listing told it.
     #[must_use]
     pub fn listed_length(&self, object: u32) -> Option<u64> {
-        self.listed.size(object as usize)
+        self.listed.size(object)
     }
 
     /// Returns the CPU time that other threads spend on reading `bytes` bytes of an object.
@@ -362,7 +321,7 @@ impl ObjectTable {
                 let length = std::fs::metadata(&path).and_then(|meta| file::length(&meta));
                 length.map_err(|e| unreadable(path.display(), e))
             }
-            ReadableObject::Remote(store, object) => store.measure(object),
+            ReadableObject::Remote(store, object) => store.measure(&object),
         }
     }
 
@@ -382,7 +341,7 @@ impl ObjectTable {
                 file::read(&path, into).map_err(|e| unreadable(path.display(), e))?;
             }
             ReadableObject::Remote(store, object) => {
-                store.read(object, range(extent), &mut ReadTarget::Growing(into))?;
+                store.read(&object, None, &mut ReadTarget::Growing(into))?;
             }
         }
         self.slow_down(into.len());
@@ -401,7 +360,7 @@ impl ObjectTable {
             match self.readable(extent.object) {
                 ReadableObject::Local(path) => read_file_into(&path, into)?,
                 ReadableObject::Remote(store, object) => {
-                    store.read(object, None, &mut ReadTarget::exact(into))?;
+                    store.read(&object, None, &mut ReadTarget::exact(into))?;
                 }
             }
         }
@@ -425,7 +384,7 @@ impl ObjectTable {
                 self.open_files.read(&local, extent.at, into)
             }
             ReadableObject::Remote(store, object) => {
-                store.read(object, range(extent), &mut ReadTarget::exact(into))
+                store.read(&object, range(extent), &mut ReadTarget::exact(into))
             }
         };
         read.inspect_err(|error| {
@@ -454,8 +413,8 @@ impl ObjectTable {
         LocalObject {
             number: object,
             path,
-            size: self.listed.size(object as usize),
-            etag: self.listed.etag(object as usize),
+            size: self.listed.size(object),
+            etag: self.listed.etag(object),
         }
     }
 
@@ -479,12 +438,22 @@ impl ObjectTable {
         }
     }
 
+    /// Returns the store of all objects, if they lie in one.
+    fn only_store(&self) -> Option<&RemoteStore> {
+        let is_one_home = match self.home_runs.as_slice() {
+            [] => true,
+            [run] => run.first == 0,
+            _ => false,
+        };
+        match self.home_of(0) {
+            ObjectHome::Remote(store) if is_one_home => Some(store),
+            _ => None,
+        }
+    }
+
     /// Reads the first bytes of remote objects, all at once, and of local ones, one after another.
     pub fn read_heads(&self, objects: &[u32], most: u64) -> Vec<Result<Vec<u8>, Error>> {
-        let home = objects.first().map(|&object| self.home_of(object));
-        let (Some(ObjectHome::Remote(store)), true) =
-            (home, self.home_of.iter().all(|h| *h == self.home_of[0]))
-        else {
+        let Some(store) = self.only_store() else {
             let head = |&object: &u32| {
                 let mut head = Vec::new();
                 self.read_head(object, most, &mut head).map(|()| head)
@@ -499,10 +468,7 @@ impl ObjectTable {
     /// after another.
     pub fn read_part_heads(&self, parts: &[Extent], most: u64) -> Vec<Result<Vec<u8>, Error>> {
         let heads: Vec<Extent> = parts.iter().map(|part| part.head(most)).collect();
-        let home = heads.first().map(|head| self.home_of(head.object));
-        if let Some(ObjectHome::Remote(store)) = home
-            && self.home_of.iter().all(|h| *h == self.home_of[0])
-        {
+        if let Some(store) = self.only_store() {
             let wanted = heads
                 .iter()
                 .map(|head| (self.remote(head.object), range(*head)));

@@ -4,6 +4,7 @@
 //! network file system. The number of files that are kept open is bounded, because a dataset may have more shards than a
 //! process has descriptors.
 
+use std::borrow::Cow;
 use std::fs::{File, Metadata};
 use std::io;
 use std::num::NonZeroUsize;
@@ -39,13 +40,18 @@ pub(crate) struct LocalObject<'a> {
     pub(crate) number: u32,
     pub(crate) path: &'a Path,
     pub(crate) size: Option<u64>,
-    pub(crate) etag: Option<&'a str>,
+    pub(crate) etag: Option<Cow<'a, str>>,
 }
 
 impl LocalObject<'_> {
     fn check(&self, meta: &Metadata) -> Result<(), Error> {
         let is_other_size = self.size.is_some_and(|size| size != meta.len());
-        if is_other_size || self.etag.is_some_and(|etag| etag != file_etag(meta)) {
+        if is_other_size
+            || self
+                .etag
+                .as_ref()
+                .is_some_and(|etag| *etag != file_etag(meta))
+        {
             return Err(self.changed());
         }
         Ok(())

@@ -17,12 +17,15 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
 
 use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
-use crate::client::{RESTART, Variables, client, environment, lacks_credentials};
+use crate::client::{
+    RESTART, Variables, client, credentials, endpoint, environment, lacks_credentials,
+};
 use crate::error::{Error, ErrorKind, changed, too_long};
 use crate::file::MOST_BYTES;
 use crate::health::{OutageReport, StoreHealth, Tries};
 use crate::io_runtime::IoRuntime;
 use crate::target::ReadTarget;
+use crate::traffic::{StoreTraffic, TrafficCounters};
 
 /// Time for which a listing is tried again, and the first pause. A person waits for it.
 const LISTING_PATIENCE: Duration = Duration::from_secs(5);
@@ -35,11 +38,14 @@ const MOST_PASSED_OVER: usize = 1000;
 pub struct RemoteStore {
     name: String,
     scheme: UrlScheme,
-    client: Box<dyn ObjectStore>,
+    client: Arc<dyn ObjectStore>,
     /// `true` if the environment names no credentials, so that only a metadata server could give some.
     lacks_credentials: bool,
+    credentials: Option<&'static str>,
+    endpoint: String,
     io: Arc<IoRuntime>,
     health: StoreHealth,
+    traffic: Arc<TrafficCounters>,
     patience: Duration,
 }
 
@@ -55,11 +61,11 @@ pub struct ListedObject {
 }
 
 /// An object to read, and what its listing said of it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ObjectRef<'a> {
-    pub(crate) key: &'a str,
+#[derive(Clone, Debug)]
+pub(crate) struct ObjectRef {
+    pub(crate) key: String,
     pub(crate) size: Option<u64>,
-    pub(crate) etag: Option<&'a str>,
+    pub(crate) etag: Option<String>,
 }
 
 /// The end of a failed try.
@@ -79,7 +85,8 @@ impl RemoteStore {
         io: Arc<IoRuntime>,
         patience: Duration,
     ) -> Result<Self, Error> {
-        let client = client(url, variables).map_err(|e| {
+        let traffic = Arc::new(TrafficCounters::default());
+        let client = client(url, variables, &traffic).map_err(|e| {
             let what = format!("{} cannot be opened", url.store());
             Error::new(ErrorKind::Unavailable, what)
                 .because(interpret(&e).text)
@@ -90,8 +97,11 @@ impl RemoteStore {
             scheme: url.scheme,
             client,
             lacks_credentials: lacks_credentials(url.scheme, variables),
+            credentials: credentials(url.scheme, variables),
+            endpoint: endpoint(url, variables),
             io,
             health: StoreHealth::default(),
+            traffic,
             patience,
         })
     }
@@ -108,8 +118,26 @@ impl RemoteStore {
         format!("{}/{key}", self.name)
     }
 
+    /// Returns the source of the credentials, in words, or `None` if none are needed. Never the credentials themselves.
+    #[must_use]
+    pub fn credentials(&self) -> Option<&'static str> {
+        self.credentials
+    }
+
+    /// Returns the address of the store, for people.
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
     pub(crate) fn outage(&self) -> Option<OutageReport> {
         self.health.report(&self.name)
+    }
+
+    /// Returns the numbers of requests so far.
+    #[must_use]
+    pub fn traffic(&self) -> StoreTraffic {
+        self.traffic.of(&self.name)
     }
 
     pub(crate) fn stop(&self) {
@@ -170,7 +198,7 @@ impl RemoteStore {
             let found = ListedObject {
                 key: self.key(&object.location),
                 size: object.size,
-                etag: object.e_tag,
+                etag: object.e_tag.map(quoted),
             };
             if visit(found).is_break() {
                 break;
@@ -229,43 +257,62 @@ impl RemoteStore {
     /// Reads a range of an object, or all of it, into memory. Waits while the store does not answer.
     pub(crate) fn read(
         &self,
-        object: ObjectRef<'_>,
+        object: &ObjectRef,
         range: Option<Range<u64>>,
         target: &mut ReadTarget<'_>,
     ) -> Result<(), Error> {
-        let path = self.path(object.key)?;
-        self.patiently(&object, || {
-            let reading = self.read_once(&path, &object, range.clone(), target);
+        let path = self.path(&object.key)?;
+        self.patiently(object, || {
+            let reading = self.read_once(&path, object, range.clone(), target);
             self.io
                 .block_on(reading)
                 .unwrap_or_else(|| Err(FailedTry::Final(self.stopped())))
         })
     }
 
+    /// Asks for the length and the ETag of one object. Does not wait for a store that does not answer.
+    ///
+    /// # Errors
+    /// If there is no such object, or the store does not answer.
+    pub fn find(&self, key: &str) -> Result<ListedObject, Error> {
+        let path = self.path(key)?;
+        let object = ObjectRef {
+            key: key.to_owned(),
+            size: None,
+            etag: None,
+        };
+        let head = self.io.block_on(self.client.head(&path));
+        let meta = head.ok_or_else(|| self.stopped())?.map_err(|e| {
+            let failed = self.failed(&object, interpret(&e));
+            self.given_up(&object, failed)
+        })?;
+        Ok(ListedObject {
+            key: object.key,
+            size: meta.size,
+            etag: meta.e_tag.map(quoted),
+        })
+    }
+
     /// Returns the length of an object, by a request.
-    pub(crate) fn measure(&self, object: ObjectRef<'_>) -> Result<u64, Error> {
-        let path = self.path(object.key)?;
-        self.patiently(&object, || {
+    pub(crate) fn measure(&self, object: &ObjectRef) -> Result<u64, Error> {
+        let path = self.path(&object.key)?;
+        self.patiently(object, || {
             let head = self.io.block_on(self.client.head(&path));
             let head = head.ok_or_else(|| FailedTry::Final(self.stopped()))?;
             head.map(|meta| meta.size)
-                .map_err(|e| self.failed(&object, interpret(&e)))
+                .map_err(|e| self.failed(object, interpret(&e)))
         })
     }
 
     /// Reads the first bytes of several objects at once, `most` of each. Does not wait for a store that does not answer.
-    pub(crate) fn heads(
-        &self,
-        objects: &[ObjectRef<'_>],
-        most: u64,
-    ) -> Vec<Result<Vec<u8>, Error>> {
+    pub(crate) fn heads(&self, objects: &[ObjectRef], most: u64) -> Vec<Result<Vec<u8>, Error>> {
         let heads = objects.iter().map(|object| self.head(object, most));
         let all = self.io.block_on(join_all(heads));
         all.unwrap_or_else(|| objects.iter().map(|_| Err(self.stopped())).collect())
     }
 
-    async fn head(&self, object: &ObjectRef<'_>, most: u64) -> Result<Vec<u8>, Error> {
-        let path = self.path(object.key)?;
+    async fn head(&self, object: &ObjectRef, most: u64) -> Result<Vec<u8>, Error> {
+        let path = self.path(&object.key)?;
         let end = object.size.map_or(most, |size| size.min(most));
         let mut bytes = Vec::new();
         // An empty range is not a range in HTTP.
@@ -286,17 +333,14 @@ impl RemoteStore {
                 bytes.truncate(end as usize);
                 Ok(bytes)
             }
-            Err(FailedTry::Final(error)) => Err(error),
-            Err(FailedTry::Store(answer)) => {
-                Err(self.unavailable(format!("cannot read {}", self.url(object.key)), &answer))
-            }
+            Err(failed) => Err(self.given_up(object, failed)),
         }
     }
 
     /// Tries until the store answers or the patience is over.
     fn patiently<T>(
         &self,
-        object: &ObjectRef<'_>,
+        object: &ObjectRef,
         mut attempt: impl FnMut() -> Result<T, FailedTry>,
     ) -> Result<T, Error> {
         let mut tries = Tries::default();
@@ -317,7 +361,7 @@ impl RemoteStore {
                     "{} has not answered for {} s, and {} cannot be read",
                     self.name,
                     lasted.as_secs(),
-                    self.url(object.key),
+                    self.url(&object.key),
                 );
                 return Err(self.unavailable(what, &answer));
             }
@@ -327,15 +371,12 @@ impl RemoteStore {
     async fn read_once(
         &self,
         path: &Path,
-        object: &ObjectRef<'_>,
+        object: &ObjectRef,
         range: Option<Range<u64>>,
         target: &mut ReadTarget<'_>,
     ) -> Result<(), FailedTry> {
         let options = GetOptions {
-            if_match: object
-                .etag
-                .filter(|etag| is_strong(etag))
-                .map(str::to_owned),
+            if_match: object.etag.clone().filter(|etag| is_strong(etag)),
             range: range.map(GetRange::Bounded),
             ..GetOptions::default()
         };
@@ -344,7 +385,8 @@ impl RemoteStore {
         self.check(object, &got.meta).map_err(FailedTry::Final)?;
         let length = got.range.end - got.range.start;
         if length > MOST_BYTES {
-            return Err(FailedTry::Final(too_long(self.url(object.key), MOST_BYTES)));
+            let error = too_long(self.url(&object.key), MOST_BYTES);
+            return Err(FailedTry::Final(error));
         }
         let other_length =
             || FailedTry::Final(self.changed(object, "has another length than in its listing"));
@@ -354,6 +396,7 @@ impl RemoteStore {
         let mut body = got.into_stream();
         while let Some(part) = body.try_next().await.map_err(failed)? {
             self.io.count_received(part.len() as u64);
+            self.traffic.count_received(part.len() as u64);
             if !target.push(&part) {
                 return Err(other_length());
             }
@@ -368,20 +411,24 @@ impl RemoteStore {
     }
 
     /// Checks that an object is the one that was listed.
-    fn check(&self, object: &ObjectRef<'_>, found: &object_store::ObjectMeta) -> Result<(), Error> {
+    fn check(&self, object: &ObjectRef, found: &object_store::ObjectMeta) -> Result<(), Error> {
         if object.size.is_some_and(|size| size != found.size) {
             return Err(self.changed(object, "has another length than in its listing"));
         }
-        let is_other = |etag: &str| found.e_tag.as_deref().is_some_and(|now| now != etag);
-        if object.etag.is_some_and(is_other) {
+        let is_other = |etag: &String| found.e_tag.as_ref().is_some_and(|now| now != etag);
+        if object.etag.as_ref().is_some_and(is_other) {
             return Err(self.changed(object, "was replaced since it was listed"));
         }
         Ok(())
     }
 
-    fn failed(&self, object: &ObjectRef<'_>, answer: FailedAnswer) -> FailedTry {
-        let url = || self.url(object.key);
+    fn failed(&self, object: &ObjectRef, answer: FailedAnswer) -> FailedTry {
+        let url = || self.url(&object.key);
         match answer.meaning {
+            // A listing has told its size, so it was there.
+            AnswerMeaning::NoObject if object.size.is_some() => {
+                FailedTry::Final(self.changed(object, "was deleted since it was listed"))
+            }
             AnswerMeaning::NoObject => FailedTry::Final(
                 Error::new(ErrorKind::NotFound, format!("{} does not exist", url()))
                     .because(answer.text),
@@ -397,8 +444,18 @@ impl RemoteStore {
         }
     }
 
-    fn changed(&self, object: &ObjectRef<'_>, how: &str) -> Error {
-        changed(self.url(object.key), how)
+    /// Returns the error of a try after which there is no other one.
+    fn given_up(&self, object: &ObjectRef, failed: FailedTry) -> Error {
+        match failed {
+            FailedTry::Final(error) => error,
+            FailedTry::Store(answer) => {
+                self.unavailable(format!("cannot read {}", self.url(&object.key)), &answer)
+            }
+        }
+    }
+
+    fn changed(&self, object: &ObjectRef, how: &str) -> Error {
+        changed(self.url(&object.key), how)
     }
 
     fn stopped(&self) -> Error {
@@ -473,6 +530,15 @@ fn percent_encoded(part: &str) -> String {
     part.bytes().map(encode).collect()
 }
 
+/// Returns an ETag as it is in the headers of HTTP. Azure leaves its quotes out in listings.
+fn quoted(etag: String) -> String {
+    if etag.starts_with('"') || etag.starts_with("W/") {
+        etag
+    } else {
+        format!("\"{etag}\"")
+    }
+}
+
 /// Returns `true` if `If-Match` can be asked for this ETag (RFC 9110, 13.1.1). A weak one never matches.
 fn is_strong(etag: &str) -> bool {
     !etag.starts_with("W/")
@@ -532,6 +598,12 @@ mod tests {
             assert!(before.as_str() < key, "{before} {key}");
         }
         assert!(just_before("a/x9").as_str() > "a/x8");
+    }
+
+    #[test]
+    fn etags_of_listings_are_those_of_headers() {
+        let all = ["0x8DC", "\"0x8DC\"", "W/\"0x8DC\""].map(|etag| quoted(etag.into()));
+        assert_eq!(all, ["\"0x8DC\"", "\"0x8DC\"", "W/\"0x8DC\""]);
     }
 
     #[test]

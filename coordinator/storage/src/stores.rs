@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::health::OutageReport;
 use crate::io_runtime::IoRuntime;
 use crate::remote::RemoteStore;
+use crate::traffic::StoreTraffic;
 
 /// Time that a read waits for a store that does not answer, unless the operator chooses another one.
 pub const PATIENCE: Duration = Duration::from_secs(600);
@@ -101,6 +102,15 @@ impl Stores {
         lock(&self.open)
             .iter()
             .filter_map(|store| store.outage())
+            .collect()
+    }
+
+    /// Returns the numbers of requests to each store.
+    #[must_use]
+    pub fn traffic(&self) -> Vec<StoreTraffic> {
+        lock(&self.open)
+            .iter()
+            .map(|store| store.traffic())
             .collect()
     }
 

@@ -183,6 +183,44 @@ fn an_object_that_was_replaced_is_named() {
 }
 
 #[test]
+fn a_listed_object_that_was_deleted_is_named_as_changed() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 2, 1000);
+    server.delete(BUCKET, "p/001");
+    let read = |object| table.read(Extent::whole(object), &mut Vec::new());
+    let error = read(1).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Changed);
+    let text = error.to_string();
+    assert!(
+        text.contains("s3://bucket/p/001 was deleted since it was listed"),
+        "{text}"
+    );
+    assert!(text.contains("a dataset in use must not change"), "{text}");
+    read(0).unwrap();
+}
+
+#[test]
+fn requests_are_counted_those_of_listings_and_those_that_fail_too() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 12, 1000);
+    let before = stores.traffic().remove(0);
+    assert_eq!(
+        (before.store.as_str(), before.requests, before.failed),
+        ("s3://bucket", 1, 0)
+    );
+    server.set(Faults {
+        error_every: 4,
+        ..Faults::default()
+    });
+    (0..12).for_each(|object| table.read(Extent::whole(object), &mut Vec::new()).unwrap());
+    let after = stores.traffic().remove(0);
+    let sent = server.counts();
+    assert_eq!(after.requests, sent.gets + sent.lists);
+    assert_eq!(after.failed, sent.gets / 4);
+    assert_eq!(after.received, 12_000);
+}
+
+#[test]
 fn a_missing_object_is_no_failure_of_the_store() {
     let (server, stores) = server(PATIENCE);
     let mut table = table(&server, &stores, 1, 10);

@@ -18,6 +18,7 @@ from tests.benchmarks.slow_samples import report as slow_samples
 from tests.benchmarks.slow_samples.cost import CostResults
 from tests.benchmarks.slow_samples.forms import FormsResults
 from tests.benchmarks.slow_samples.pairs import PairRecord
+from tests.benchmarks.storage import report as storage
 from tests.benchmarks.what_if import __main__ as what_if
 
 DOCS = Path(__file__).parents[3] / "docs" / "results"
@@ -59,6 +60,7 @@ def test_a_page_names_its_command_and_has_each_table_under_its_heading(tmp_path:
                 DropInResults({one_pass.CASE.name: [Once({}, [])]}, [one_pass.CASE], quick=False).page(),
                 what_if.page([row(1.0)], 3),
                 gpu.page(gpu.NOT_MEASURED),
+                storage.Results(DATA, [], {}, quick=False).page(),
             )
         ),
     ],

@@ -202,7 +202,7 @@ def test_documents_name_only_what_is_exported(serve: Serve) -> None:
     page = DOCS / "reference" / "metrics.md"
     told = {
         name
-        for title in ("Metrics", "Metrics of a local disk", "Metrics of GPUs")
+        for title in ("Metrics", "Metrics of a local disk", "Metrics of GPUs", "Metrics of remote stores")
         for name in NAME.findall(section(page, title))
     }
     assert told == exported, "the tables in docs/reference/metrics.md name every metric, and no other"

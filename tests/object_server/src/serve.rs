@@ -76,6 +76,16 @@ impl ObjectServer {
         self.shared.state().put(bucket, key, bytes);
     }
 
+    /// Puts `count` objects below a prefix, a thousand in each folder, without their content being held for each.
+    pub fn fill(&self, bucket: &str, prefix: &str, count: u64) {
+        self.shared.state().fill(bucket, prefix, count);
+    }
+
+    /// Deletes an object.
+    pub fn delete(&self, bucket: &str, key: &str) {
+        self.shared.state().delete(bucket, key);
+    }
+
     /// Sets the faults from now on.
     pub fn set(&self, faults: Faults) {
         self.shared.state().faults = faults;

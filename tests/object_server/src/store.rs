@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
+use std::ops::Bound;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -26,11 +27,12 @@ pub struct RequestCounts {
     pub heads: u64,
 }
 
-/// An object and its ETag.
+/// An object. It is small, because a bucket may have a million of them.
 #[derive(Clone)]
 struct StoredObject {
     bytes: Arc<[u8]>,
-    etag: String,
+    /// Hash of the content, from which its ETag is made.
+    hash: u64,
 }
 
 /// The state of a server.
@@ -46,12 +48,25 @@ impl ObjectStoreState {
     pub(crate) fn put(&mut self, bucket: &str, key: &str, bytes: &[u8]) {
         let object = StoredObject {
             bytes: bytes.into(),
-            etag: format!("\"{:016x}\"", fnv(bytes)),
+            hash: fnv(bytes),
         };
         let objects = self.buckets.entry(bucket.to_owned()).or_default();
         if !key.is_empty() {
             objects.insert(key.to_owned(), object);
         }
+    }
+
+    /// Puts `count` objects that share one content, in as many folders as there are thousands of them. They have
+    /// different ETags, as if each had been uploaded by itself.
+    pub(crate) fn fill(&mut self, bucket: &str, prefix: &str, count: u64) {
+        let bytes: Arc<[u8]> = Arc::from(&b"not an image"[..]);
+        let objects = self.buckets.entry(bucket.to_owned()).or_default();
+        objects.extend((0..count).map(|number| {
+            let key = format!("{prefix}/{:04}/{:08}.jpg", number / PAGE as u64, number);
+            let hash = fnv(&number.to_le_bytes());
+            let bytes = bytes.clone();
+            (key, StoredObject { bytes, hash })
+        }));
     }
 
     pub(crate) fn delete(&mut self, bucket: &str, key: &str) {
@@ -103,16 +118,21 @@ impl ObjectStoreState {
 }
 
 impl StoredObject {
+    /// Returns the ETag, which looks like that of an upload in one part.
+    fn etag(&self) -> String {
+        format!("\"{:016x}{:016x}\"", self.hash, !self.hash)
+    }
+
     fn answer(&self, request: &HttpRequest) -> Answer {
         if request
             .header("if-match")
-            .is_some_and(|etag| etag != self.etag)
+            .is_some_and(|etag| etag != self.etag())
         {
             return Answer::error(412, "PreconditionFailed");
         }
         let length = self.bytes.len();
         let mut answer = Answer::new(200, self.bytes.clone());
-        answer.headers.push(("ETag", self.etag.clone()));
+        answer.headers.push(("ETag", self.etag()));
         if let Some((first, last)) = request.range() {
             if first >= length as u64 {
                 return Answer::error(416, "InvalidRange");
@@ -141,9 +161,15 @@ fn list(objects: &BTreeMap<String, StoredObject>, request: &HttpRequest) -> Stri
         .get("max-keys")
         .and_then(|n| n.parse().ok())
         .unwrap_or(PAGE);
+    // Keys are in order, so a page of a large bucket is found without a look at the pages before it.
+    let from = if after < prefix {
+        Bound::Included(prefix)
+    } else {
+        Bound::Excluded(after)
+    };
     let mut found = objects
-        .iter()
-        .filter(|(key, _)| key.starts_with(prefix) && key.as_str() > after);
+        .range::<str, _>((from, Bound::Unbounded))
+        .take_while(|(key, _)| key.starts_with(prefix));
     let page: Vec<_> = found.by_ref().take(most).collect();
     let is_truncated = found.next().is_some();
     let mut xml = format!(
@@ -162,7 +188,7 @@ fn list(objects: &BTreeMap<String, StoredObject>, request: &HttpRequest) -> Stri
             "<Contents><Key>{}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>{}</ETag>\
              <Size>{}</Size><StorageClass>STANDARD</StorageClass></Contents>",
             escaped(key),
-            escaped(&object.etag),
+            escaped(&object.etag()),
             object.bytes.len(),
         );
     }

@@ -1,4 +1,4 @@
-//! Measures how fast storage reads files that the page cache was asked to forget.
+//! Measures how fast storage reads files that the page cache was asked to forget, or objects of a remote store.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -21,8 +21,9 @@ pub(crate) struct Storage {
     pub(crate) latency_s: f64,
 }
 
-/// Numbers of readers to try, until more do not help.
-const READERS: [u32; 4] = [1, 4, 16, 64];
+/// Numbers of readers to try, until more do not help. Remote stores answer late, but serve many reads at a time.
+const READERS: &[u32] = &[1, 4, 16, 64];
+const REMOTE_READERS: &[u32] = &[1, 4, 16, 64, 256];
 
 /// Measures with more and more readers, until more do not help.
 pub(crate) fn storage(
@@ -36,10 +37,15 @@ pub(crate) fn storage(
         threads: 0,
         latency_s: 0.0,
     };
-    for threads in READERS {
+    let readers = if dataset.is_remote() {
+        REMOTE_READERS
+    } else {
+        READERS
+    };
+    for &threads in readers {
         interrupt::check()?;
         forget(dataset, ids);
-        let (files, bytes, time) = read(dataset, ids, threads, seconds / READERS.len() as f64)?;
+        let (files, bytes, time) = read(dataset, ids, threads, seconds / readers.len() as f64)?;
         progress.tick();
         let rate = bytes as f64 / time;
         if threads == 1 {

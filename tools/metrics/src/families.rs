@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use coprep_protocol::message::{
-    CacheForm, CacheStatus, DiskCacheStatus, DiskStatus, GpuStatus, JobStatus, PoolStatus, Stalls,
-    Status, StreamStatus,
+    CacheForm, CacheStatus, DiskCacheStatus, DiskStatus, GpuStatus, JobStatus, OutageStatus,
+    PoolStatus, Stalls, Status, StoreStatus, StreamStatus,
 };
 
 /// Suffix of a counter's name.
@@ -51,6 +51,7 @@ pub(super) fn families(status: &Status) -> Vec<Family> {
     all.extend(jobs(&status.streams));
     all.extend(stalls(&status.streams));
     all.extend(gpus(&status.gpus));
+    all.extend(stores(&status.stores, &status.outages));
     all
 }
 
@@ -477,6 +478,46 @@ fn gpus(all: &[GpuStatus]) -> Vec<Family> {
             "coprep_gpu_ring_bytes",
             "Memory of the GPU that rings take.",
             of(|g| g.rings.iter().map(|ring| ring.bytes).sum::<u64>().into()),
+        ),
+    ]
+}
+
+fn stores(all: &[StoreStatus], outages: &[OutageStatus]) -> Vec<Family> {
+    let named = |s: &StoreStatus| vec![("store", s.store.clone())];
+    let of = |value: fn(&StoreStatus) -> u64| -> Vec<(Labels, Value)> {
+        all.iter().map(|s| (named(s), value(s).into())).collect()
+    };
+    // A store that answers has a series too, so that an alert sees the end of an outage.
+    let of_outage = |value: fn(&OutageStatus) -> Value, answers: Value| -> Vec<(Labels, Value)> {
+        let outage = |s: &StoreStatus| outages.iter().find(|outage| outage.store == s.store);
+        let valued = |s| (named(s), outage(s).map_or(answers, value));
+        all.iter().map(valued).collect()
+    };
+    vec![
+        family(
+            "coprep_storage_requests_total",
+            "Requests to a remote store, those that were made again included.",
+            of(|s| s.requests),
+        ),
+        family(
+            "coprep_storage_failed_requests_total",
+            "Requests without an answer, or with one that says that the store fails or refuses; most are made again.",
+            of(|s| s.failed_requests),
+        ),
+        family(
+            "coprep_storage_received_bytes_total",
+            "Bytes of objects received.",
+            of(|s| s.received_bytes),
+        ),
+        family(
+            "coprep_storage_outage_seconds",
+            "Time since a remote store last answered, while it does not; otherwise 0.",
+            of_outage(|o| o.lasts_s.into(), 0.0.into()),
+        ),
+        family(
+            "coprep_storage_waiting_reads",
+            "Reads that wait for a remote store that does not answer.",
+            of_outage(|o| o.waiting.into(), 0u32.into()),
         ),
     ]
 }

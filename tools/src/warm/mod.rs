@@ -122,8 +122,17 @@ fn print_json(progress: &WarmProgress, for_jobs: Option<&str>) -> Outcome<()> {
     print_line(serde_json::to_string(&ProgressLine { progress, for_jobs })?)
 }
 
-/// Formats the cached bytes by form, and the cache's capacity.
+/// Formats the cached bytes by form and the cache's capacity, and of a remote dataset the bytes read and the requests.
 fn bytes(p: &WarmProgress) -> String {
+    let mut text = cached_bytes(p);
+    if let Some(requests) = p.requests {
+        let noun = if requests == 1 { "request" } else { "requests" };
+        text += &format!(", {} read by {requests} {noun}", human(p.fetched_bytes));
+    }
+    text
+}
+
+fn cached_bytes(p: &WarmProgress) -> String {
     let forms = [(p.encoded_bytes, "encoded"), (p.decoded_bytes, "decoded")];
     let used: Vec<String> = forms
         .iter()

@@ -25,10 +25,25 @@ pub struct Status {
     pub disk: Option<DiskStatus>,
     /// State of each stream.
     pub streams: Vec<StreamStatus>,
+    /// Remote stores that were opened.
+    pub stores: Vec<StoreStatus>,
     /// Remote stores that do not answer at present.
     pub outages: Vec<OutageStatus>,
     /// Copies to each GPU that jobs use.
     pub gpus: Vec<GpuStatus>,
+}
+
+/// Requests to a remote store.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
+pub struct StoreStatus {
+    /// Name of the store, such as `s3://bucket`.
+    pub store: String,
+    /// Requests that were sent, those that were made again included.
+    pub requests: u64,
+    /// Requests without an answer, or with one that says that the store fails or refuses. Most are made again.
+    pub failed_requests: u64,
+    /// Bytes of objects that were received.
+    pub received_bytes: u64,
 }
 
 /// A remote store that does not answer, or refuses every request. Jobs that read from it wait.

@@ -113,6 +113,11 @@ fn is_reading(marks: &[ReadMark]) -> impl Fn(usize) -> bool {
 /// answers take 10 to 100 times as long.
 const MOST_WAITING: u32 = 128;
 const MOST_WAITING_REMOTE: u32 = 512;
+/// Threads for each processor with which remote storage begins. They keep a processor busy that prepares 600 samples a
+/// second while answers take 50 ms.
+const FIRST_REMOTE: u32 = 32;
+/// Number of parts of a remote dataset of which one may be fetched at a time in the beginning.
+const PARTS_FETCHED: u32 = 16;
 /// Seconds between two rebalancings: at least `OFTEN`, and at most `SELDOM` if fewer than [`ENOUGH`] samples were
 /// fetched.
 const OFTEN: f64 = 0.5;
@@ -171,10 +176,15 @@ impl ThreadPool {
         Ok(())
     }
 
-    /// Lets as many threads fetch as remote storage needs.
-    pub(crate) fn expect_remote(&self) {
+    /// Lets as many threads fetch as remote storage needs, and begins with many for a dataset that is not small.
+    pub(crate) fn expect_remote(&self, samples: u32) {
+        let cpus = usable(self.cap);
+        // A sample that a job needs again while it is still fetched would be fetched twice.
+        let first = (cpus * FIRST_REMOTE).min(samples / PARTS_FETCHED);
         let mut state = self.pool.state();
-        state.balance.allow(usable(self.cap) + MOST_WAITING_REMOTE);
+        state.balance.allow(cpus + MOST_WAITING_REMOTE);
+        let threads = state.balance.begin_with(first);
+        state.stages.limit(cpus, threads);
     }
 
     /// Returns the number of threads that may fetch or prepare at a time.

@@ -23,7 +23,7 @@ impl RemoteStore {
     /// Reads ranges of several objects at once. Does not wait for a store that does not answer.
     pub(crate) fn parts(
         &self,
-        wanted: &[(ObjectRef<'_>, Option<Range<u64>>)],
+        wanted: &[(ObjectRef, Option<Range<u64>>)],
     ) -> Vec<Result<Vec<u8>, Error>> {
         let parts = wanted.iter().map(|(object, range)| async {
             let mut bytes = Vec::new();
@@ -38,7 +38,7 @@ impl RemoteStore {
     /// Reads a range of an object. Gives up after a few seconds without an answer.
     pub(crate) fn read_at_opening(
         &self,
-        object: ObjectRef<'_>,
+        object: ObjectRef,
         range: Option<Range<u64>>,
         into: &mut Vec<u8>,
     ) -> Result<(), Error> {
@@ -53,7 +53,7 @@ impl RemoteStore {
 
     async fn part_once(
         &self,
-        object: &ObjectRef<'_>,
+        object: &ObjectRef,
         range: Option<Range<u64>>,
         into: &mut Vec<u8>,
     ) -> Result<(), FailedTry> {
@@ -62,7 +62,7 @@ impl RemoteStore {
         if range.as_ref().is_some_and(Range::is_empty) {
             return Ok(());
         }
-        let path = self.path(object.key).map_err(FailedTry::Final)?;
+        let path = self.path(&object.key).map_err(FailedTry::Final)?;
         self.read_once(&path, object, range, &mut ReadTarget::Growing(into))
             .await
     }
@@ -89,8 +89,8 @@ impl RemoteStore {
         }
     }
 
-    fn failed_at_opening(&self, object: &ObjectRef<'_>, failed: FailedTry) -> Error {
-        let what = || format!("cannot read {}", self.url(object.key));
+    fn failed_at_opening(&self, object: &ObjectRef, failed: FailedTry) -> Error {
+        let what = || format!("cannot read {}", self.url(&object.key));
         match failed {
             FailedTry::Final(error) => error,
             FailedTry::Store(answer) if answer.meaning == AnswerMeaning::NoRanges => {

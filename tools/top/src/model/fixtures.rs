@@ -117,6 +117,7 @@ pub(crate) fn two_statuses() -> (Status, Status) {
             a_stream(1, vec![a_job(1), a_job(2)]),
             a_stream(2, vec![a_job(1)]),
         ],
+        stores: Vec::new(),
         outages: Vec::new(),
         gpus: Vec::new(),
     };

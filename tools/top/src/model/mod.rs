@@ -15,8 +15,8 @@ mod sort;
 mod waits;
 
 use coprep_protocol::message::{
-    CacheForm, CacheStatus, DiskCacheStatus, FormStatus, GpuStatus, JobStatus, PoolStatus, Stalls,
-    Status, StreamStatus, Totals,
+    CacheForm, CacheStatus, DiskCacheStatus, FormStatus, GpuStatus, JobStatus, OutageStatus,
+    PoolStatus, Stalls, Status, StreamStatus, Totals,
 };
 
 use earlier::Earlier;
@@ -37,6 +37,8 @@ pub(crate) struct Overview {
     /// Jobs of all streams.
     pub(crate) jobs: Vec<JobRow>,
     pub(crate) gpus: Vec<GpuRow>,
+    /// Remote stores that do not answer.
+    pub(crate) outages: Vec<OutageStatus>,
 }
 
 /// A GPU that batches go to, with its rates.
@@ -131,6 +133,7 @@ impl Overview {
             streams: now.streams.iter().map(|s| stream(earlier, s)).collect(),
             jobs: now.streams.iter().flat_map(|s| jobs(earlier, s)).collect(),
             gpus: now.gpus.iter().map(|g| gpu(earlier, g)).collect(),
+            outages: now.outages.clone(),
         }
     }
 

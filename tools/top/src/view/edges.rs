@@ -1,5 +1,6 @@
 //! The first two lines of the screen, about the coordinator, and the last one, about the keys.
 
+use coprep_protocol::message::OutageStatus;
 use coprep_protocol::size::human;
 use coprep_terminal::duration;
 use ratatui::text::{Line, Span};
@@ -69,6 +70,20 @@ pub(super) fn pool(pool: &PoolRow, theme: &Theme, width: usize) -> Line<'static>
     let [.., least] = &lines;
     let fitting = lines.iter().find(|line| line.width() <= width);
     fitting.unwrap_or(least).clone()
+}
+
+/// Draws a remote store that does not answer. Jobs that read from it wait.
+pub(super) fn outage(outage: &OutageStatus, theme: &Theme, width: usize) -> Line<'static> {
+    let text = format!(
+        "{} has not answered for {} ({}), {} reads wait, next try in {}",
+        outage.store,
+        duration(outage.lasts_s),
+        outage.last_answer,
+        outage.waiting,
+        duration(outage.next_try_s),
+    );
+    let shown = theme.shorten(&theme.clean(&text), width.saturating_sub(1));
+    Line::from(vec![Span::raw(" "), theme.span(Tone::Bad, shown)])
 }
 
 /// Draws the copies to a GPU.

@@ -65,7 +65,7 @@ fn help(theme: &Theme, first: usize, height: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// Draws two lines of head, one for each GPU, the tables with their notes, and a line of keys.
+/// Draws two lines of head, one for each store that is out and for each GPU, the tables with their notes, and a line of keys.
 fn whole(screen: &Screen, theme: &Theme, width: usize, height: usize) -> Vec<Line<'static>> {
     let mut lines = vec![
         edges::head(screen, theme, width),
@@ -75,6 +75,8 @@ fn whole(screen: &Screen, theme: &Theme, width: usize, height: usize) -> Vec<Lin
         },
     ];
     // Tables need most of a low screen.
+    let outages = screen.report.outages.iter().take(height / 8);
+    lines.extend(outages.map(|outage| edges::outage(outage, theme, width)));
     let gpus = screen.report.gpus.iter().take(height / 8);
     lines.extend(gpus.map(|gpu| edges::gpu(gpu, theme, width)));
     let room = height - lines.len() - 1;
@@ -209,6 +211,8 @@ pub(crate) fn text(screen: &Screen, theme: &Theme) -> String {
         report.pid,
         edges::pool(&report.pool, theme, usize::MAX)
     )];
+    let outages = report.outages.iter();
+    parts.extend(outages.map(|o| edges::outage(o, theme, usize::MAX >> 1).to_string()));
     let gpus = report.gpus.iter();
     parts.extend(gpus.map(|gpu| edges::gpu(gpu, theme, usize::MAX >> 1).to_string()));
     parts.push(caches(screen).text(theme));

@@ -1,4 +1,4 @@
-use coprep_protocol::message::GpuStatus;
+use coprep_protocol::message::{GpuStatus, OutageStatus};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::KeyCode;
@@ -367,4 +367,24 @@ fn each_gpu_has_a_line_with_its_uploads() {
     let expected =
         "GPU-fafafafa, shared uploads 10.0/s, own 0/s, 10.0 MiB/s, waits 25%, 3 of 4 share";
     assert_eq!(row(&lines, expected).trim(), expected);
+}
+
+#[test]
+fn a_store_that_is_out_has_a_line_whichever_stream_is_selected() {
+    let (mut status, _) = two_statuses();
+    status.outages = vec![OutageStatus {
+        store: "s3://bucket".into(),
+        lasts_s: 42.0,
+        last_answer: "503 Service Unavailable (SlowDown)".into(),
+        next_try_s: 7.0,
+        waiting: 12,
+        patience_s: 600.0,
+    }];
+    let mut screen = Screen::default();
+    screen.update(status);
+    let expected =
+        "s3://bucket has not answered for 42 s (503 Service Unavailable (SlowDown)), 12 reads wait";
+    let lines = drawn(&screen, &UTF8, 110, 24);
+    assert!(row(&lines, expected).trim().ends_with("next try in 7 s"));
+    assert!(super::text(&screen, &UTF8).contains(expected));
 }

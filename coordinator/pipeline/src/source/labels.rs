@@ -1,0 +1,94 @@
+//! Labels of samples, in 4 bytes each where all of them are numbers of classes.
+
+/// Labels, by the ids of their samples.
+#[derive(Debug)]
+pub(super) enum Labels {
+    /// All labels are between 0 and 2^32 - 1, as numbers of classes are.
+    Narrow(Vec<u32>),
+    Wide(Vec<i64>),
+}
+
+impl Default for Labels {
+    fn default() -> Self {
+        Labels::Narrow(Vec::new())
+    }
+}
+
+impl Labels {
+    pub(super) fn push(&mut self, label: i64) {
+        match (&mut *self, u32::try_from(label)) {
+            (Labels::Narrow(labels), Ok(label)) => labels.push(label),
+            (Labels::Wide(labels), _) => labels.push(label),
+            (Labels::Narrow(labels), Err(_)) => {
+                let mut wide: Vec<i64> = labels.iter().copied().map(i64::from).collect();
+                wide.push(label);
+                *self = Labels::Wide(wide);
+            }
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Labels::Narrow(labels) => labels.len(),
+            Labels::Wide(labels) => labels.len(),
+        }
+    }
+
+    /// Returns the label of a sample.
+    ///
+    /// # Panics
+    /// If `id` is not below [`Labels::len`].
+    pub(super) fn get(&self, id: usize) -> i64 {
+        match self {
+            Labels::Narrow(labels) => labels[id].into(),
+            Labels::Wide(labels) => labels[id],
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = i64> + '_ {
+        (0..self.len()).map(|id| self.get(id))
+    }
+
+    /// Gives spare memory back, when the list is final.
+    pub(super) fn shrink(&mut self) {
+        match self {
+            Labels::Narrow(labels) => labels.shrink_to_fit(),
+            Labels::Wide(labels) => labels.shrink_to_fit(),
+        }
+    }
+
+    /// Returns the bytes of memory that the labels take.
+    pub(super) fn memory_bytes(&self) -> usize {
+        match self {
+            Labels::Narrow(labels) => labels.capacity() * size_of::<u32>(),
+            Labels::Wide(labels) => labels.capacity() * size_of::<i64>(),
+        }
+    }
+}
+
+impl FromIterator<i64> for Labels {
+    fn from_iter<I: IntoIterator<Item = i64>>(labels: I) -> Self {
+        let mut all = Labels::default();
+        labels.into_iter().for_each(|label| all.push(label));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_those_that_were_pushed_however_large() {
+        let narrow = [0, 7, i64::from(u32::MAX)];
+        let labels: Labels = narrow.into_iter().collect();
+        assert!(matches!(labels, Labels::Narrow(_)));
+        assert!(labels.iter().eq(narrow));
+        for label in [-1, i64::MAX, 1 << 32] {
+            let all = [3, label, 4];
+            let labels: Labels = all.into_iter().collect();
+            assert!(labels.iter().eq(all));
+            assert_eq!((labels.len(), labels.get(1)), (3, label));
+        }
+    }
+}

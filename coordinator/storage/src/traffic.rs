@@ -1,0 +1,98 @@
+//! Counts of the requests that are sent to a store.
+//!
+//! The counts are taken below the client of the store, so that its own retries and the pages of listings count too.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
+};
+use object_store::{ClientOptions, Result};
+
+/// Numbers of requests to a store, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoreTraffic {
+    /// Name of the store, such as `s3://bucket`.
+    pub store: String,
+    /// Requests that were sent, those for credentials and those that were made again included.
+    pub requests: u64,
+    /// Requests that were answered, whatever the answer was.
+    pub answered: u64,
+    /// Requests without an answer, and those whose answer made the client try again or give up: statuses of 5xx, 429,
+    /// 408, 401 and 403.
+    pub failed: u64,
+    /// Bytes of objects that were received.
+    pub received: u64,
+}
+
+/// The counters of a store.
+#[derive(Debug, Default)]
+pub(crate) struct TrafficCounters {
+    requests: AtomicU64,
+    answered: AtomicU64,
+    failed: AtomicU64,
+    received: AtomicU64,
+}
+
+impl TrafficCounters {
+    pub(crate) fn count_received(&self, bytes: u64) {
+        self.received.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn of(&self, store: &str) -> StoreTraffic {
+        StoreTraffic {
+            store: store.to_owned(),
+            requests: self.requests.load(Ordering::Relaxed),
+            answered: self.answered.load(Ordering::Relaxed),
+            failed: self.failed.load(Ordering::Relaxed),
+            received: self.received.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Makes HTTP clients whose requests are counted.
+#[derive(Debug)]
+pub(crate) struct CountingConnector(pub(crate) Arc<TrafficCounters>);
+
+impl HttpConnector for CountingConnector {
+    fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
+        Ok(HttpClient::new(CountingService {
+            client: ReqwestConnector::default().connect(options)?,
+            counters: self.0.clone(),
+        }))
+    }
+}
+
+struct CountingService {
+    client: HttpClient,
+    counters: Arc<TrafficCounters>,
+}
+
+impl fmt::Debug for CountingService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CountingService")
+    }
+}
+
+#[async_trait]
+impl HttpService for CountingService {
+    async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        self.counters.requests.fetch_add(1, Ordering::Relaxed);
+        let answer = self.client.execute(request).await;
+        let is_answered = u64::from(answer.is_ok());
+        self.counters
+            .answered
+            .fetch_add(is_answered, Ordering::Relaxed);
+        let is_failed = answer.as_ref().map_or(true, |answer| {
+            let status = answer.status();
+            status.is_server_error() || matches!(status.as_u16(), 401 | 403 | 408 | 429)
+        });
+        if is_failed {
+            self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        answer
+    }
+}

@@ -1,0 +1,63 @@
+"""Measures remote storage: the same photographs from an object store on this machine and from local files.
+
+usage: python -m tests.benchmarks.storage DATA --server PROGRAM --out FOLDER [--only at-once] [--repeat 3] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+
+from tests.benchmarks.loaders.arguments import words
+from tests.benchmarks.loaders.measure import Dataset
+from tests.benchmarks.slow_samples.running import Progress
+from tests.benchmarks.storage import report
+from tests.benchmarks.storage.cases import CASES, Setting, Values
+from tests.benchmarks.storage.running import Store
+from tools.demo.children import exit_code
+
+SECONDS, QUICK_SECONDS = 10.0, 5.0
+
+
+def benchmark(args: argparse.Namespace) -> None:
+    photographs = Dataset.find(args.data.resolve())
+    cases = [case for case in CASES if case.name in args.only]
+    runs: dict[str, list[Values]] = {case.name: [] for case in cases}
+    progress = Progress(args.repeat * len(cases))
+    store = Store.of(args.server, photographs.root)
+    with contextlib.closing(store.server):
+        setting = Setting(store, photographs, QUICK_SECONDS if args.quick else SECONDS)
+        for _ in range(args.repeat):
+            for case in cases:
+                # Idle files leave the page cache.
+                photographs.read()
+                runs[case.name].append(case.once(setting))
+                progress.say(case.name)
+    results = report.Results(photographs, cases, runs, args.quick)
+    report.show(results)
+    print("\n" + ", ".join(map(str, report.write(results, args.out))))
+
+
+def parse() -> argparse.Namespace:
+    names = tuple(case.name for case in CASES)
+    parser = argparse.ArgumentParser(prog="make bench-storage", description="remote storage against local files")
+    parser.add_argument("data", type=Path, help="a folder of images, one subfolder for each class")
+    parser.add_argument("--server", type=Path, required=True, help="the program coprep-object-server")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", type=words(names), default=names, help=f"of {', '.join(names)}")
+    parser.add_argument("--repeat", type=int)
+    parser.add_argument("--quick", action="store_true", help="short runs, to see that everything runs")
+    args = parser.parse_args()
+    args.repeat = args.repeat or (1 if args.quick else 3)
+    return args
+
+
+def main() -> int:
+    args = parse()
+    return exit_code(lambda: benchmark(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

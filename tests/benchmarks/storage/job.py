@@ -1,0 +1,51 @@
+"""A job that reads photographs for some seconds or epochs, and reports when its batches came."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import coprep
+
+from tests.benchmarks.loaders.consume import report, touch
+from tests.benchmarks.loaders.measure import BATCH_SIZE
+
+
+def main() -> None:
+    plan = json.loads(sys.argv[1])
+    pipeline = coprep.ImageFolder(plan["data"]).decode().random_resized_crop(224).random_horizontal_flip()
+    options: dict[str, Any] = plan["options"]
+    loader = coprep.DataLoader(pipeline, batch_size=BATCH_SIZE, shuffle=True, framework="numpy", **options)
+    report(event="ready")
+    sys.stdin.readline()
+    began = time.monotonic()
+    arrivals: list[tuple[float, int]] = []
+    for _ in range(plan["epochs"]):
+        arrivals += take(loader)
+        report(event="epoch")
+        sys.stdin.readline()
+    while time.monotonic() < began + plan["seconds"]:
+        arrivals += take(loader, until=began + plan["seconds"])
+    (stream,) = coprep.status()["streams"]
+    # Bytes count by visit, which for a single job is the epoch, so those read ahead for the next epoch count there.
+    report(event="done", began=began, arrivals=arrivals, fetched_by_visit=stream["totals"]["fetched_by_visit"])
+    # The parent reads the processor time of a process that still runs.
+    sys.stdin.readline()
+
+
+def take(loader: Iterable[tuple[Any, Any]], until: float = math.inf) -> Iterator[tuple[float, int]]:
+    """Takes the batches of an epoch, and yields the time and the images of each."""
+    for images, _labels in loader:
+        touch(images)
+        now = time.monotonic()
+        yield now, len(images)
+        if now >= until:
+            return
+
+
+if __name__ == "__main__":
+    main()

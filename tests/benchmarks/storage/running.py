@@ -1,0 +1,156 @@
+"""Runs jobs with a coordinator of their own, with a local object store or a process that stands for its load."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.loaders.machine import CpuClock, cpu_seconds
+from tests.benchmarks.loaders.measure import ONE_THREAD
+from tests.benchmarks.slow_samples.running import DONE_TIMEOUT_S, READY_TIMEOUT_S, hear
+from tests.support.object_server import ObjectServer
+from tools.demo.children import Child, Children
+
+BUCKET = "photos"
+SKIP_S = 3.0
+"""Seconds from the first request for a batch until the rate is steady."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """An object store on this machine that holds the photographs."""
+
+    server: ObjectServer
+
+    @classmethod
+    def of(cls, program: Path, photographs: Path) -> Store:
+        server = ObjectServer(program)
+        server.load(BUCKET, "", photographs)
+        return cls(server)
+
+    @property
+    def url(self) -> str:
+        return f"s3://{BUCKET}"
+
+    def gets(self) -> int:
+        return self.server.counts()["gets"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The data and the options of all jobs of one run. A run lasts for `seconds` or for `epochs`."""
+
+    data: str
+    jobs: int = 1
+    seconds: float = 0.0
+    epochs: int = 0
+    options: Mapping[str, Any] = field(default_factory=lambda: {"cache": "off"})
+    cache: str = "0"
+    """Size of the coordinator's cache."""
+    burn: float = 0.0
+    """Share of one processor that another process uses meanwhile."""
+
+    def arguments(self) -> list[str]:
+        plan = {"data": self.data, "seconds": self.seconds, "epochs": self.epochs, "options": dict(self.options)}
+        return [json.dumps(plan)]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Seconds of a run, and the CPU seconds that were used within them."""
+
+    start: float
+    end: float
+    coprep_cpu_s: float
+    """By the coordinator and the job."""
+    server_cpu_s: float
+    others_cores: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The observations of one run."""
+
+    began: float
+    arrivals: Sequence[tuple[float, int]]
+    """The batches of the first job: their times and their numbers of images."""
+    fetched_by_visit: Sequence[int]
+    window: Window
+    gets_by_epoch: Sequence[int] = ()
+    """GETs of the store up to the end of each epoch of all jobs."""
+
+    def images(self, start: float, end: float) -> int:
+        return sum(images for at, images in self.arrivals if start <= at < end)
+
+    @property
+    def images_per_s(self) -> float:
+        window = self.window
+        return self.images(window.start, window.end) / (window.end - window.start)
+
+    @property
+    def cpu_s_per_1000(self) -> float:
+        return 1000 * self.window.coprep_cpu_s / max(self.images(self.window.start, self.window.end), 1)
+
+    @property
+    def server_share(self) -> float:
+        """The share of one processor that the server used."""
+        return self.window.server_cpu_s / (self.window.end - self.window.start)
+
+    def rates_by_second(self) -> list[float]:
+        seconds = int(self.arrivals[-1][0] - self.began) if self.arrivals else 0
+        return [float(self.images(self.began + second, self.began + second + 1)) for second in range(seconds)]
+
+
+def run(plan: Plan, store: Store | None = None) -> Outcome:
+    """Runs the jobs of a plan from beginning to end."""
+    with Children() as children:
+        _burner(plan, children)
+        env = {**ONE_THREAD, **(store.server.environment() if store else {})}
+        coordinator, variables = children.coordinator(cache=plan.cache, env=env)
+        jobs = [
+            children.module(f"job {number}", "tests.benchmarks.storage.job", plan.arguments(), {**env, **variables})
+            for number in range(1, plan.jobs + 1)
+        ]
+        for job in jobs:
+            hear(job, "ready", READY_TIMEOUT_S)
+        for job in jobs:
+            job.tell("go")
+        window = _window(plan, [coordinator, jobs[0]], store)
+        gets = [_gets_after_epoch(jobs, store) for _ in range(plan.epochs)] if store else []
+        done = [hear(job, "done", DONE_TIMEOUT_S)[-1] for job in jobs][0]
+    arrivals = [(float(at), int(images)) for at, images in done["arrivals"]]
+    return Outcome(float(done["began"]), arrivals, done["fetched_by_visit"], window, gets)
+
+
+def _burner(plan: Plan, children: Children) -> None:
+    if plan.burn > 0:
+        burner = children.module("burner", "tests.benchmarks.storage.burn", [str(plan.burn)])
+        hear(burner, "ready", READY_TIMEOUT_S)
+
+
+def _gets_after_epoch(jobs: Sequence[Child], store: Store) -> int:
+    for job in jobs:
+        hear(job, "epoch", DONE_TIMEOUT_S)
+    gets = store.gets()
+    for job in jobs:
+        job.tell("go on")
+    return gets
+
+
+def _window(plan: Plan, ours: Sequence[Child], store: Store | None) -> Window:
+    """Measures from `SKIP_S` to the end of a run that lasts for some seconds. Of epochs, nothing is timed."""
+    if plan.seconds > 0:
+        time.sleep(SKIP_S)
+    pids, server = [child.pid for child in ours], [store.server.process.pid] if store else []
+    before, start = CpuClock.read([*pids, *server]), time.monotonic()
+    cpu_before, server_before = sum(map(cpu_seconds, pids)), sum(map(cpu_seconds, server))
+    # The job must not end within the window, since the processor time of an ended process cannot be read.
+    time.sleep(max(plan.seconds - SKIP_S - 0.5, 0.0) or 0.001)
+    cpu_after, server_after = sum(map(cpu_seconds, pids)), sum(map(cpu_seconds, server))
+    end, after = time.monotonic(), CpuClock.read([*pids, *server])
+    others = after.others_since(before) / (end - start)
+    return Window(start, end, cpu_after - cpu_before, server_after - server_before, others)
