@@ -80,6 +80,12 @@ def told_by(page: Path) -> str:
     return plain(prose(page))
 
 
+def status_lines() -> list[str]:
+    """Returns the lines of ``coprep status`` that the reference explains."""
+    table = rows(section(DOCS / "reference" / "screens.md", "`coprep status`"))
+    return [line for row in table for line in codes(row[0])]
+
+
 def pattern(example: str) -> str:
     """Returns a regular expression for texts that are like an example.
 
