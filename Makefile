@@ -51,7 +51,8 @@ $(VENV)/.base: | deps
 	@$(PIP) "maturin>=1.9,<2" numpy cloudpickle pillow
 	@touch $@
 
-$(VENV)/.checks: $(VENV)/.base
+# The list of packages is in this file, so that an environment of an earlier version gets what it lacks.
+$(VENV)/.checks: $(VENV)/.base Makefile
 	@$(PIP) tree-sitter tree-sitter-rust pytest pytest-timeout pytest-xdist pyte websockets ruff mypy "moto[server]>=5.2,<6"
 	@touch $@
 

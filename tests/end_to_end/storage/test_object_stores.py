@@ -15,6 +15,8 @@ from object_server import ObjectServer
 from waiting import WAIT
 
 N = 200
+AT_FIRST = N // 16
+"""Samples of a remote dataset that are fetched at a time in the beginning."""
 
 
 def loader(pipeline: coprep.Pipeline, **options: Any) -> coprep.DataLoader:
@@ -65,7 +67,9 @@ def test_eight_jobs_read_each_sample_once(socket_path: Path, server: ObjectServe
         for seen in pool.map(epochs, range(8)):
             assert seen == [list(range(N))] * 2
     counts = server.counts()
-    assert counts["gets"] <= 1.02 * N and counts["heads"] == 0, counts
+    # Beside the samples, two starts are read on opening. A sample whose read is under way when another job comes is read
+    # by both, which `make bench-storage` bounds by a share of a larger dataset.
+    assert counts["gets"] <= N + 2 + AT_FIRST and counts["heads"] == 0, counts
     # Each request names the content that was listed.
     assert counts["matched"] == counts["gets"]
 
