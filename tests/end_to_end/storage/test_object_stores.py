@@ -15,8 +15,6 @@ from object_server import ObjectServer
 from waiting import WAIT
 
 N = 200
-AT_FIRST = N // 16
-"""Samples of a remote dataset that are fetched at a time in the beginning."""
 
 
 def loader(pipeline: coprep.Pipeline, **options: Any) -> coprep.DataLoader:
@@ -59,17 +57,19 @@ def test_opening_makes_no_request_per_sample(socket_path: Path, server: ObjectSe
 
 
 def test_eight_jobs_read_each_sample_once(socket_path: Path, server: ObjectServer, photos: str) -> None:
+    # They begin together. A sample that a job needs again while it is still read for another one is read twice, and how
+    # many there are depends on the machine: `make bench-storage` measures them.
+    together = {"cohort": "eight", "cohort_size": 8}
+
     def epochs(_: int) -> list[list[int]]:
-        with loader(coprep.ImageFolder(photos)) as train:
+        with loader(coprep.ImageFolder(photos), **together) as train:
             return [sorted(ids(train)) for _ in range(2)]
 
     with ThreadPoolExecutor(8) as pool:
         for seen in pool.map(epochs, range(8)):
             assert seen == [list(range(N))] * 2
     counts = server.counts()
-    # Beside the samples, two starts are read on opening. A sample whose read is under way when another job comes is read
-    # by both, which `make bench-storage` bounds by a share of a larger dataset.
-    assert counts["gets"] <= N + 2 + AT_FIRST and counts["heads"] == 0, counts
+    assert counts["gets"] <= 1.02 * N and counts["heads"] == 0, counts
     # Each request names the content that was listed.
     assert counts["matched"] == counts["gets"]
 

@@ -117,7 +117,7 @@ const MOST_WAITING_REMOTE: u32 = 512;
 /// second while answers take 50 ms.
 const FIRST_REMOTE: u32 = 32;
 /// Number of parts of a remote dataset of which one may be fetched at a time in the beginning.
-const PARTS_FETCHED: u32 = 16;
+const PARTS_FETCHED: u32 = 64;
 /// Seconds between two rebalancings: at least `OFTEN`, and at most `SELDOM` if fewer than [`ENOUGH`] samples were
 /// fetched.
 const OFTEN: f64 = 0.5;
