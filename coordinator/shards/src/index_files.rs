@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::index::{ShardIdentity, ShardIndex};
 
-/// What follows the name of a shard in the name of an index beside it.
+/// Ending that the name of a shard gets for the index beside it.
 pub(crate) const BESIDE: &str = ".coprep";
 
 /// The folder in which indexes are kept for the next opening.

@@ -71,7 +71,7 @@ pub(crate) struct MemberScan {
     size: u64,
     /// Offset of the next header.
     at: u64,
-    /// What extension headers say of the next member.
+    /// Fields of the next member that extension headers have set.
     next: NextMember,
 }
 

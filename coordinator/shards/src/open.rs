@@ -178,7 +178,7 @@ pub fn open(
     })
 }
 
-/// What [`write_indexes`] has done.
+/// Result of [`write_indexes`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexSummary {
     /// Number of shards.

@@ -24,7 +24,7 @@ pub(super) trait PendingWrite {
     fn write(self);
 }
 
-/// What to do when the queue is full.
+/// Behaviour of a push when the queue is full.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WhenFull {
     /// Give the write up.

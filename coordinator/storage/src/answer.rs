@@ -1,4 +1,4 @@
-//! What an answer of a store means.
+//! The meaning of a store's answers.
 //!
 //! `object_store` gives errors as nested texts, which contain URLs. Here an error becomes one of the kinds of this crate,
 //! with a short text that names the status and the store's own error code and nothing else, so that no secret can be in

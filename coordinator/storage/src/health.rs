@@ -1,4 +1,4 @@
-//! Whether a store answers, and the waits of reads until it does.
+//! The health of a store: outages, and the waits of reads until they end.
 //!
 //! A read that fails because of its store is tried again, with pauses that grow, until the store answers or the patience
 //! is over. The patience counts from the first failed try, or from the beginning of the outage if that was earlier. So

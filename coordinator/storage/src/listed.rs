@@ -1,4 +1,4 @@
-//! What the listing of a store says of its objects, in 20 bytes an object.
+//! Sizes and ETags from the listing of a store, in 20 bytes an object.
 //!
 //! A dataset may have a hundred million objects, so rare values lie apart: sizes of 4 GiB and more, which no sample has,
 //! and ETags that are not 32 hexadecimal digits, such as those of uploads in several parts.

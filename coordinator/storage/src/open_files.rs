@@ -67,7 +67,7 @@ impl LocalObject<'_> {
 pub struct LocalIdentity {
     /// Length in bytes.
     pub size: u64,
-    /// What stands for the ETag of an object: the time of the last change.
+    /// Time of the last change, which stands for the ETag of an object.
     pub etag: String,
 }
 
