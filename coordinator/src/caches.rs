@@ -168,7 +168,7 @@ const PER_SAMPLE: u64 = 64;
 const WORTH_DECODING: u64 = 8;
 /// Number of samples that are probed at most to estimate the bytes that a dataset needs.
 const PROBES: u32 = 4096;
-/// Of a store, one sample in this many is probed, and at most so many. Each costs a request and up to 256 KiB.
+/// One sample in this many of a remote dataset is probed. Each probe costs a request and up to 256 KiB.
 const SAMPLES_PER_HEAD: u32 = 128;
 const MOST_HEADS: u32 = 64;
 /// Margin on an estimate from so few samples.

@@ -1,4 +1,4 @@
-//! Opening shards in local folders and in a store: what is read, what is kept, and what is refused.
+//! Tests the opening of shards in local folders and in a store: reads, index files, and shards that are refused.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::path::Path;

@@ -15,7 +15,7 @@ const READ_BYTES: usize = 128 << 10;
 const READS: u32 = 8;
 /// Time after which no further sample of a dataset is timed.
 const LONGEST_PROBE: Duration = Duration::from_secs(1);
-/// A sample must take so many times as long to fetch as to read from the disk. Below that, the copy would win little,
+/// Number of times that fetching a sample must take as long as reading it from the disk. Below that, the copy would win little,
 /// and a disk that was busy for a moment could decide.
 const WORTH_A_COPY: f64 = 2.0;
 

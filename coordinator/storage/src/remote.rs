@@ -549,7 +549,7 @@ fn common_folder<'a>(sorted: &[&'a str]) -> &'a str {
     let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else {
         return "";
     };
-    // What the first and the last of sorted keys have in common, all between them have too.
+    // Keys are sorted, so all of them share the prefix that the first and the last have in common.
     let alike = first
         .bytes()
         .zip(last.bytes())

@@ -17,7 +17,7 @@ use object_store::{ClientOptions, Result};
 pub struct StoreTraffic {
     /// Name of the store, such as `s3://bucket`.
     pub store: String,
-    /// Requests that were sent, those for credentials and those that were made again included.
+    /// Requests that were sent, including repeated ones and requests for credentials.
     pub requests: u64,
     /// Requests that were answered, whatever the answer was.
     pub answered: u64,

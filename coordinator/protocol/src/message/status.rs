@@ -38,7 +38,7 @@ pub struct Status {
 pub struct StoreStatus {
     /// Name of the store, such as `s3://bucket`.
     pub store: String,
-    /// Requests that were sent, those that were made again included.
+    /// Requests that were sent, including repeated ones.
     pub requests: u64,
     /// Requests without an answer, or with one that says that the store fails or refuses. Most are made again.
     pub failed_requests: u64,

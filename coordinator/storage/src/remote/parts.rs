@@ -1,4 +1,4 @@
-//! Parts of objects, and what a store says of single objects, while a dataset is opened.
+//! Reads parts of objects, and asks for the lengths and ETags of single objects, while a dataset is opened.
 //!
 //! A person waits meanwhile, so a store that does not answer is an error within seconds.
 
