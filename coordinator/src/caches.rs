@@ -170,6 +170,7 @@ const WORTH_DECODING: u64 = 8;
 const PROBES: u32 = 4096;
 /// One sample in this many of a remote dataset is probed. Each probe costs a request and up to 256 KiB.
 const SAMPLES_PER_HEAD: u32 = 128;
+/// Most samples of a remote dataset that are probed.
 const MOST_HEADS: u32 = 64;
 /// Margin on an estimate from so few samples.
 const FEW_HEADS_MARGIN: f64 = 1.25;
