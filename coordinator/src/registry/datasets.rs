@@ -39,7 +39,7 @@ impl Registry {
     ) -> Result<Arc<Dataset>> {
         let listed = Dataset::open_in(source, &self.stores, goes_on).map_err(from_lower)?;
         if listed.is_remote() {
-            self.workers.expect_remote(listed.len());
+            self.workers.expect_remote();
         }
         Ok(Arc::new(listed.slowed(self.throttle.clone())))
     }

@@ -53,6 +53,10 @@ impl PoolWork for Admit {
         })
     }
 
+    fn is_to_cache(&self) -> bool {
+        self.recipe.is_to_admit(self.id)
+    }
+
     fn fetch(&mut self) -> Ready {
         if self.needs_fetch() {
             // A fetch that fails is tried again when the sample is admitted, and reported then.

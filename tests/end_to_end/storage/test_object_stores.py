@@ -57,12 +57,8 @@ def test_opening_makes_no_request_per_sample(socket_path: Path, server: ObjectSe
 
 
 def test_eight_jobs_read_each_sample_once(socket_path: Path, server: ObjectServer, photos: str) -> None:
-    # They begin together. A sample that a job needs again while it is still read for another one is read twice, and how
-    # many there are depends on the machine: `make bench-storage` measures them.
-    together = {"cohort": "eight", "cohort_size": 8}
-
     def epochs(_: int) -> list[list[int]]:
-        with loader(coprep.ImageFolder(photos), **together) as train:
+        with loader(coprep.ImageFolder(photos)) as train:
             return [sorted(ids(train)) for _ in range(2)]
 
     with ThreadPoolExecutor(8) as pool:
@@ -72,22 +68,6 @@ def test_eight_jobs_read_each_sample_once(socket_path: Path, server: ObjectServe
     assert counts["gets"] <= 1.02 * N and counts["heads"] == 0, counts
     # Each request names the content that was listed.
     assert counts["matched"] == counts["gets"]
-
-
-def test_of_eight_jobs_that_start_apart_few_samples_are_read_twice(
-    socket_path: Path, server: ObjectServer, photos: str
-) -> None:
-    def epochs(_: int) -> list[list[int]]:
-        with loader(coprep.ImageFolder(photos)) as train:
-            return [sorted(ids(train)) for _ in range(2)]
-
-    with ThreadPoolExecutor(8) as pool:
-        for seen in pool.map(epochs, range(8)):
-            assert seen == [list(range(N))] * 2
-    counts = server.counts()
-    # A sample that a job needs while it is still read for another one is read for both. Under load these were up to a
-    # fifth of so few samples. Each job for itself would read all of them.
-    assert counts["gets"] <= 1.25 * N and counts["heads"] == 0, counts
 
 
 def test_warmed_samples_are_not_read_again(socket_path: Path, server: ObjectServer, photos: str) -> None:

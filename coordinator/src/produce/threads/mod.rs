@@ -30,7 +30,7 @@ pub use crate::produce::threads::pool_overhead::pool_overhead;
 use crate::produce::threads::reading::ReadMark;
 pub(crate) use crate::produce::threads::reading::marked;
 pub(crate) use crate::produce::threads::slow::{SourceFile, SourceId};
-use crate::produce::threads::stages::{CompletedTask, StageQueues, ThreadTask};
+use crate::produce::threads::stages::{CompletedTask, StageQueues, StageWork, ThreadTask};
 use coprep_pipeline::Scratch;
 
 /// A task of the pool.
@@ -43,6 +43,11 @@ pub(crate) trait PoolWork: Send {
     fn file(&self) -> Option<SourceFile> {
         None
     }
+    /// Returns `true` if memory is going to hold the sample after the task. Another task for the same file then waits
+    /// for this one and does not read the file too.
+    fn is_to_cache(&self) -> bool {
+        false
+    }
     /// Reads from storage, and keeps the data until the task is run. Called only if [`needs_fetch`](Self::needs_fetch)
     /// returned `true`.
     fn fetch(&mut self) -> Ready {
@@ -50,6 +55,16 @@ pub(crate) trait PoolWork: Send {
     }
     /// Does the rest of the task, or all of it if nothing was fetched.
     fn run(self: Box<Self>, scratch: &mut Scratch);
+}
+
+impl StageWork for Box<dyn PoolWork> {
+    fn needs_fetch(&self) -> bool {
+        PoolWork::needs_fetch(&**self)
+    }
+
+    fn is_to_cache(&self) -> bool {
+        PoolWork::is_to_cache(&**self)
+    }
 }
 
 /// Panic payload that unwinds from a task that nobody waits for any more.
@@ -116,8 +131,6 @@ const MOST_WAITING_REMOTE: u32 = 512;
 /// Threads for each processor with which remote storage begins. They keep a processor busy that prepares 600 samples a
 /// second while answers take 50 ms.
 const FIRST_REMOTE: u32 = 32;
-/// Number of parts of a remote dataset of which one may be fetched at a time in the beginning.
-const PARTS_FETCHED: u32 = 64;
 /// Seconds between two rebalancings: at least `OFTEN`, and at most `SELDOM` if fewer than [`ENOUGH`] samples were
 /// fetched.
 const OFTEN: f64 = 0.5;
@@ -176,14 +189,12 @@ impl ThreadPool {
         Ok(())
     }
 
-    /// Lets as many threads fetch as remote storage needs, and begins with many for a dataset that is not small.
-    pub(crate) fn expect_remote(&self, samples: u32) {
+    /// Lets as many threads fetch as remote storage needs, and begins with many.
+    pub(crate) fn expect_remote(&self) {
         let cpus = usable(self.cap);
-        // A sample that a job needs again while it is still fetched would be fetched twice.
-        let first = (cpus * FIRST_REMOTE).min(samples / PARTS_FETCHED);
         let mut state = self.pool.state();
         state.balance.allow(cpus + MOST_WAITING_REMOTE);
-        let threads = state.balance.begin_with(first);
+        let threads = state.balance.begin_with(cpus * FIRST_REMOTE);
         state.stages.limit(cpus, threads);
     }
 
@@ -297,7 +308,7 @@ impl SharedPool {
             stages, read_marks, ..
         } = &mut *state;
         let is_reading = is_reading(read_marks);
-        stages.maintain(Instant::now(), is_reading, |work| work.needs_fetch());
+        stages.maintain(Instant::now(), is_reading);
         let wanted = stages.wanted_threads();
         self.wake(state);
         wanted

@@ -20,7 +20,7 @@ use crate::produce::deadline_queue::{Deadline, DeadlineHeap};
 pub(crate) type SourceId = u128;
 
 /// The file that a task reads.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SourceFile {
     pub(crate) source: SourceId,
     /// The id of the sample that the file belongs to.

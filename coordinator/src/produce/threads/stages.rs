@@ -9,8 +9,11 @@
 //!
 //! A read that is stuck is set apart, and so are all reads of its source from then on ([`slow`]). They count neither
 //! among the `threads` nor among the `cpus`, because threads beyond both carry them.
+//!
+//! A sample that memory is going to hold is read by one task at a time ([`shared_reads`]).
 
 mod accounting;
+mod shared_reads;
 
 use std::time::Instant;
 
@@ -19,7 +22,16 @@ use crate::produce::deadline_queue::{Deadline, DeadlineHeap};
 use crate::produce::threads::Ready;
 use crate::produce::threads::slow::{STUCK, SlowSources, SourceFile, SourceId};
 use crate::produce::threads::stages::accounting::Sums;
+use crate::produce::threads::stages::shared_reads::SharedReads;
 use coprep_pipeline::Scratch;
+
+/// The questions that the queues ask about a task.
+pub(super) trait StageWork {
+    /// Returns `true` if the task still has to read its file.
+    fn needs_fetch(&self) -> bool;
+    /// Returns `true` if memory is going to hold the task's sample afterwards, as far as can be told now.
+    fn is_to_cache(&self) -> bool;
+}
 
 /// A task for a thread.
 pub(super) enum ThreadTask<W> {
@@ -45,9 +57,12 @@ const MOST_HELD: f64 = (512 << 20) as f64;
 struct QueuedTask<W> {
     work: W,
     stage: Stage,
+    due: Deadline,
     file: Option<SourceFile>,
     /// `true` if the task is going to read its file.
     reads: bool,
+    /// `true` if others that need its file wait for it.
+    is_shared: bool,
     /// Bytes that were fetched for it.
     bytes: u64,
 }
@@ -65,6 +80,8 @@ struct Step {
     since: Instant,
     /// `true` if the task counts neither in `fetching` nor in `preparing`.
     is_apart: bool,
+    /// `true` if others that need its file wait for it.
+    is_shared: bool,
 }
 
 impl Step {
@@ -95,6 +112,7 @@ pub(super) struct StageQueues<W> {
     to_fetch: DeadlineHeap<QueuedTask<W>>,
     to_prepare: DeadlineHeap<QueuedTask<W>>,
     slow: SlowSources<QueuedTask<W>>,
+    shared_reads: SharedReads<QueuedTask<W>>,
     /// The task of each thread.
     under_way: Vec<Option<Step>>,
     fetching: u32,
@@ -118,13 +136,14 @@ pub(super) struct StageQueues<W> {
     stall_clock: Option<StallClock>,
 }
 
-impl<W> StageQueues<W> {
+impl<W: StageWork> StageQueues<W> {
     /// Creates empty queues. `attributes` switches the stall clock on.
     pub(super) fn new(cpus: u32, attributes: bool, now: Instant) -> Self {
         StageQueues {
             to_fetch: DeadlineHeap::new(),
             to_prepare: DeadlineHeap::new(),
             slow: SlowSources::new(),
+            shared_reads: SharedReads::new(),
             under_way: Vec::new(),
             fetching: 0,
             preparing: 0,
@@ -178,23 +197,74 @@ impl<W> StageQueues<W> {
         let task = QueuedTask {
             work,
             stage,
+            due,
             file,
             reads: is_to_fetch,
+            is_shared: false,
             bytes: 0,
         };
-        self.enqueue(due, task);
+        self.enqueue(task);
     }
 
-    fn enqueue(&mut self, due: Deadline, task: QueuedTask<W>) {
-        let task = match task.source() {
-            Some(source) => self.slow.push(source, due, task),
+    fn enqueue(&mut self, mut task: QueuedTask<W>) {
+        let source = task.source();
+        if source.is_some_and(|source| self.slow.contains(source)) {
+            // Its read may take for ever, and another one may be answered.
+            let was_shared = std::mem::take(&mut task.is_shared);
+            self.end_shared(task.file.filter(|_| was_shared));
+        }
+        let task = match source {
+            Some(source) => self.slow.push(source, task.due, task),
             None => Some(task),
         };
         let Some(task) = task else { return };
         match task.stage {
-            Stage::Fetch => self.to_fetch.push(due, task),
-            Stage::Prepare => self.to_prepare.push(due, task),
+            Stage::Fetch => self.to_fetch.push(task.due, task),
+            Stage::Prepare => self.to_prepare.push(task.due, task),
         }
+    }
+
+    /// Lets the tasks go on that waited for a read.
+    fn end_shared(&mut self, file: Option<SourceFile>) {
+        let Some(file) = file else { return };
+        for (_, task) in self.shared_reads.end(file) {
+            let needs_fetch = task.work.needs_fetch();
+            let stage = if needs_fetch {
+                Stage::Fetch
+            } else {
+                Stage::Prepare
+            };
+            self.enqueue(QueuedTask {
+                stage,
+                reads: needs_fetch,
+                ..task
+            });
+        }
+    }
+
+    /// Lets a task wait whose file another one reads. Otherwise returns it, and others wait for it from now on if memory
+    /// is going to hold its sample.
+    fn share(&mut self, mut task: QueuedTask<W>) -> Option<QueuedTask<W>> {
+        let Some(file) = task.file.filter(|_| task.stage == Stage::Fetch) else {
+            return Some(task);
+        };
+        if !self.shared_reads.contains(file) {
+            task.is_shared = task.work.is_to_cache();
+            if task.is_shared {
+                self.shared_reads.begin(file);
+            }
+            return Some(task);
+        }
+        let due = task.due;
+        if self.shared_reads.join(file, due, task) {
+            // The task that has read the file would be prepared after this one is due.
+            let is_reader = |task: &QueuedTask<W>| task.is_shared && task.file == Some(file);
+            for (_, reader) in self.to_prepare.extract(is_reader) {
+                let due = self.shared_reads.fetched(file, reader.due);
+                self.enqueue(QueuedTask { due, ..reader });
+            }
+        }
+        None
     }
 
     /// Records that a thread has done its task.
@@ -204,24 +274,32 @@ impl<W> StageQueues<W> {
             return;
         };
         self.stop_counting(step.stage, step.is_apart);
+        let shared = step.file.filter(|_| step.is_shared);
         match done {
             CompletedTask::Fetched(work, ready) => {
                 self.count_fetched(&ready, step.is_apart);
                 self.answered(now, &step, ready.bytes);
+                let due = match shared {
+                    Some(file) => self.shared_reads.fetched(file, ready.due),
+                    None => ready.due,
+                };
                 let task = QueuedTask {
                     work,
                     stage: Stage::Prepare,
+                    due,
                     file: step.file,
                     reads: ready.is_unread,
+                    is_shared: step.is_shared,
                     bytes: ready.bytes,
                 };
                 self.held += ready.bytes;
-                self.enqueue(ready.due, task);
+                self.enqueue(task);
             }
             CompletedTask::Prepared(scratch) => {
                 self.sums.prepared += 1;
                 self.scratch.push(scratch);
                 self.answered(now, &step, 0);
+                self.end_shared(shared);
             }
         }
     }
@@ -263,33 +341,25 @@ impl<W> StageQueues<W> {
         };
         let is_quick = bytes > 0 && now.saturating_duration_since(step.since) < STUCK;
         let freed = self.slow.answered(source, step.is_apart, is_quick, now);
-        for (due, task) in freed {
-            self.enqueue(due, task);
+        for (_, task) in freed {
+            self.enqueue(task);
         }
     }
 
     /// Sets reads apart that are stuck, and lets slow sources go on. `is_reading` tells whether a thread that prepares
-    /// a sample is reading, and `needs_read` whether a task still has to. Must be called now and then.
-    pub(super) fn maintain(
-        &mut self,
-        now: Instant,
-        is_reading: impl Fn(usize) -> bool,
-        needs_read: impl Fn(&W) -> bool,
-    ) {
+    /// a sample is reading. Must be called now and then.
+    pub(super) fn maintain(&mut self, now: Instant, is_reading: impl Fn(usize) -> bool) {
         self.advance_clock(now);
         for thread in 0..self.under_way.len() {
             self.set_apart_if_stuck(now, thread, &is_reading);
         }
-        let ended = self.slow.maintain(now, |task| needs_read(&task.work));
-        for (due, task) in ended {
+        let ended = self.slow.maintain(now, |task| task.work.needs_fetch());
+        for (_, task) in ended {
             // It goes to its own queue, although its source is slow.
-            self.enqueue(
-                due,
-                QueuedTask {
-                    reads: false,
-                    ..task
-                },
-            );
+            self.enqueue(QueuedTask {
+                reads: false,
+                ..task
+            });
         }
     }
 
@@ -311,6 +381,9 @@ impl<W> StageQueues<W> {
         }
         let stage = step.stage;
         step.is_apart = true;
+        // The same file may be answered at another attempt.
+        let was_shared = std::mem::take(&mut step.is_shared);
+        let shared = step.file.filter(|_| was_shared);
         self.stop_counting(stage, false);
         self.count(stage, true);
         let apart = self.under_way.iter().flatten();
@@ -318,14 +391,15 @@ impl<W> StageQueues<W> {
         if self.slow.stuck(source, reads.count() as u32, now) {
             self.set_waiting_apart(source);
         }
+        self.end_shared(shared);
     }
 
     /// Moves the waiting tasks of a source that has become slow.
     fn set_waiting_apart(&mut self, source: SourceId) {
         let mut tasks = self.to_fetch.extract(|task| task.reads_from(source));
         tasks.append(&mut self.to_prepare.extract(|task| task.reads_from(source)));
-        for (due, task) in tasks {
-            self.enqueue(due, task);
+        for (_, task) in tasks {
+            self.enqueue(task);
         }
     }
 
@@ -351,17 +425,21 @@ impl<W> StageQueues<W> {
     /// Returns the task that a thread is to begin.
     pub(super) fn next(&mut self, now: Instant, thread: usize) -> Option<ThreadTask<W>> {
         self.advance_clock(now);
-        let task = match (self.may_prepare(), self.may_fetch()) {
-            (true, true) if self.is_fetching_first() => self.to_fetch.pop(),
-            (true, _) => self.to_prepare.pop(),
-            (false, true) => self.to_fetch.pop(),
-            (false, false) if self.may_read_apart() => {
-                let task = self.slow.pop()?;
-                return Some(self.begin(now, thread, task, true));
+        loop {
+            let task = match (self.may_prepare(), self.may_fetch()) {
+                (true, true) if self.is_fetching_first() => self.to_fetch.pop(),
+                (true, _) => self.to_prepare.pop(),
+                (false, true) => self.to_fetch.pop(),
+                (false, false) if self.may_read_apart() => {
+                    let task = self.slow.pop()?;
+                    return Some(self.begin(now, thread, task, true));
+                }
+                (false, false) => None,
+            }?;
+            if let Some(task) = self.share(task) {
+                return Some(self.begin(now, thread, task, false));
             }
-            (false, false) => None,
-        }?;
-        Some(self.begin(now, thread, task, false))
+        }
     }
 
     fn begin(
@@ -376,6 +454,7 @@ impl<W> StageQueues<W> {
             stage,
             file,
             bytes,
+            is_shared,
             ..
         } = task;
         self.held -= bytes;
@@ -388,6 +467,7 @@ impl<W> StageQueues<W> {
             file,
             since: now,
             is_apart,
+            is_shared,
         });
         match stage {
             Stage::Fetch => ThreadTask::Fetch(work),
@@ -451,6 +531,17 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    /// Memory takes samples with a capital letter, and refuses those with a digit. Nobody wants `u` and `v` any more.
+    impl StageWork for char {
+        fn needs_fetch(&self) -> bool {
+            !self.is_ascii_uppercase() && !['u', 'v'].contains(self)
+        }
+
+        fn is_to_cache(&self) -> bool {
+            self.is_ascii_uppercase() || self.is_ascii_digit()
+        }
+    }
 
     /// Returns a pool with samples of these names, in the order in which they are due.
     fn pool(cpus: u32, threads: u32, to_fetch: &str, to_prepare: &str) -> StageQueues<char> {
@@ -624,7 +715,7 @@ mod tests {
 
     /// Starts the threads that the pool wants after maintenance.
     fn maintain(stages: &mut StageQueues<char>, now: Instant, reads_in_prepare: bool) {
-        stages.maintain(now, |_| reads_in_prepare, |_| true);
+        stages.maintain(now, |_| reads_in_prepare);
         stages.set_started(stages.started.max(stages.wanted_threads()));
     }
 
@@ -711,12 +802,98 @@ mod tests {
     #[test]
     fn samples_of_a_slow_source_that_nobody_wants_are_ended() {
         let now = Instant::now();
-        let mut stages = pool(1, 1, "abc", "");
+        let mut stages = pool(1, 1, "auv", "");
         assert_eq!(begun_at(&mut stages, now), "fa ");
-        stages.maintain(now + STUCK, |_| false, |_| true);
-        stages.maintain(now + STUCK, |_| false, |_| false);
-        assert_eq!(begun_at(&mut stages, now + STUCK), "fb ");
+        stages.maintain(now + STUCK, |_| false);
+        assert_eq!(begun_at(&mut stages, now + STUCK), "fu ");
         fetched_by(&mut stages, now + STUCK, 1, Ready::default());
         assert_eq!(begun_at(&mut stages, now + STUCK), "p. ");
+    }
+
+    fn done_fetching(stages: &mut StageQueues<char>, thread: usize, name: char, due: f64) {
+        let done = CompletedTask::Fetched(name, ready(due));
+        stages.done(Instant::now(), thread, done);
+    }
+
+    fn done_preparing(stages: &mut StageQueues<char>, thread: usize) {
+        let done = CompletedTask::Prepared(Box::default());
+        stages.done(Instant::now(), thread, done);
+    }
+
+    #[test]
+    fn a_file_that_memory_will_hold_is_read_by_one_task_and_the_others_prepare_it_from_memory() {
+        // Three tasks for the same file.
+        let mut stages = pool(2, 8, "ABC", "");
+        assert_eq!(begun(&mut stages), "fA ");
+        assert_eq!(stages.now().to_fetch, 2);
+        done_fetching(&mut stages, 0, 'A', 0.0);
+        assert_eq!(begun(&mut stages), "pA ");
+        done_preparing(&mut stages, 0);
+        assert_eq!(begun(&mut stages), "pB pC ");
+        assert_eq!(stages.now().to_fetch, 0);
+    }
+
+    #[test]
+    fn a_file_that_memory_refused_is_read_by_the_next_task() {
+        let mut stages = pool(2, 8, "123", "");
+        for name in "123".chars() {
+            assert_eq!(begun(&mut stages), format!("f{name} "));
+            done_fetching(&mut stages, 0, name, 0.0);
+            assert_eq!(begun(&mut stages), format!("p{name} "));
+            done_preparing(&mut stages, 0);
+        }
+        assert_eq!(begun(&mut stages), "");
+    }
+
+    #[test]
+    fn files_that_memory_will_not_hold_and_other_files_are_read_at_the_same_time() {
+        assert_eq!(begun(&mut pool(2, 8, "ab", "")), "fa fb ");
+        let mut stages = pool(2, 8, "A", "");
+        let (now, other) = (Instant::now(), Some(OTHER));
+        stages.submit(now, Deadline::at(9.0), true, other, 'B');
+        assert_eq!(begun(&mut stages), "fA fB ");
+    }
+
+    #[test]
+    fn a_sample_is_prepared_as_early_as_the_first_task_that_waits_for_it_is_due() {
+        for joins_while_reading in [true, false] {
+            let mut stages = pool(1, 8, "", "x");
+            let now = Instant::now();
+            assert_eq!(begun(&mut stages), "px ");
+            stages.submit(now, Deadline::MAX, true, Some(SOURCE), 'A');
+            assert_eq!(begun(&mut stages), "fA ");
+            stages.submit(now, Deadline::at(5.0), false, None, 'y');
+            let join = |stages: &mut StageQueues<char>| {
+                stages.submit(now, Deadline::at(1.0), true, Some(SOURCE), 'B');
+                assert_eq!(begun(stages), "");
+            };
+            if joins_while_reading {
+                join(&mut stages);
+            }
+            let done = CompletedTask::Fetched(
+                'A',
+                Ready {
+                    due: Deadline::MAX,
+                    ..ready(0.0)
+                },
+            );
+            stages.done(now, 1, done);
+            if !joins_while_reading {
+                join(&mut stages);
+            }
+            done_preparing(&mut stages, 0);
+            assert_eq!(begun(&mut stages), "pA ");
+            done_preparing(&mut stages, 0);
+            assert_eq!(begun(&mut stages), "pB ");
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_read_that_is_stuck() {
+        let mut stages = pool(2, 2, "12", "");
+        let now = Instant::now();
+        assert_eq!(begun_at(&mut stages, now), "f1 ");
+        maintain(&mut stages, now + STUCK, false);
+        assert_eq!(begun_at(&mut stages, now + STUCK), "f2 ");
     }
 }

@@ -85,6 +85,10 @@ impl PoolWork for PipelineWork {
         })
     }
 
+    fn is_to_cache(&self) -> bool {
+        self.recipe.is_to_admit(self.sample.draw.id)
+    }
+
     fn fetch(&mut self) -> Ready {
         // The sample may have been cached since the work was submitted.
         if self.needs_fetch() {

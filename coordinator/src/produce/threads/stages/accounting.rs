@@ -5,7 +5,7 @@ use std::time::Instant;
 use coprep_costs::Interval;
 
 use crate::observe::stalls::StallClock;
-use crate::produce::threads::stages::StageQueues;
+use crate::produce::threads::stages::{StageQueues, StageWork};
 
 /// Totals since the start.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,7 +38,7 @@ pub(in crate::produce::threads) struct Now {
     pub(in crate::produce::threads) to_prepare: u32,
 }
 
-impl<W> StageQueues<W> {
+impl<W: StageWork> StageQueues<W> {
     /// Adds up the time since the last change.
     pub(in crate::produce::threads) fn advance_clock(&mut self, now: Instant) {
         let time = now.saturating_duration_since(self.until);
@@ -118,7 +118,7 @@ impl<W> StageQueues<W> {
             fetching: self.fetching,
             preparing: self.preparing,
             apart: self.apart,
-            to_fetch: (self.to_fetch.len() + self.slow.waiting()) as u32,
+            to_fetch: (self.to_fetch.len() + self.slow.waiting() + self.shared_reads.waiting()) as u32,
             to_prepare: self.to_prepare.len() as u32,
         }
     }
