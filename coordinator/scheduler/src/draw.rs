@@ -68,7 +68,7 @@ fn skip(taken: &mut Vec<u64>, rank: u64) -> u64 {
 }
 
 impl DrawKey {
-    fn at(self, further: u64) -> u64 {
+    pub(crate) fn at(self, further: u64) -> u64 {
         keyed(self.seed, &[self.epoch, self.position + further, self.salt])
     }
 }

@@ -37,6 +37,7 @@
 //! | `job` | one job: need, queues, epochs |
 //! | `rank_batcher` | cuts a job's samples into batches and assigns them to its ranks |
 //! | `draw` | keyed random draws |
+//! | `windows` | random draws from a window, for samples that are read in blocks |
 //! | `ascending` | ascending order: which jobs take part, and where jobs meet |
 //! | `forfeit` | samples that nobody is given, because their rank left |
 //! | `need` | sets of samples with a fingerprint |
@@ -63,12 +64,14 @@ mod need;
 mod queue;
 mod rank_batcher;
 mod scheduler;
+mod windows;
 
 pub use draw::{below, keyed};
 pub use error::{Error, ErrorKind};
 pub use job::JobView;
 use roaring::RoaringBitmap;
 pub use scheduler::Scheduler;
+pub use windows::Windows;
 
 /// Settings that all jobs of a stream have in common.
 #[derive(Clone, Debug)]
@@ -88,6 +91,8 @@ pub struct Config {
     /// `true` if [`Scheduler::tell_epoch`] sets the length of each epoch when it begins, in place of
     /// [`samples`](Self::samples). Only for jobs without a subset that advance together in one cohort.
     pub is_told: bool,
+    /// Set if [`DrawOrder::Random`] draws from windows of the dataset. The other orders ignore it.
+    pub windows: Option<Windows>,
 }
 
 /// Order in which a job is assigned the samples of an epoch.

@@ -11,6 +11,7 @@ use crate::draw::{DrawKey, mix};
 use crate::job::{Job, JobView, Known, Length, PendingRanks};
 use crate::need::Need;
 use crate::scheduler::choosing::{Choice, intersect};
+use crate::windows::{Lead, WindowOrders};
 use crate::{
     Behind, Cohort, Config, Draw, DrawOrder, Error, ErrorKind, JobId, JobSpec, Minibatch, Resume,
     Target, error,
@@ -26,6 +27,8 @@ pub struct Scheduler {
     pub(crate) known: Known,
     /// Number of minibatches made, which is the number of the next one.
     made: u64,
+    /// Set if samples are drawn from windows.
+    windows: Option<WindowOrders>,
 }
 
 /// Bit that is set in the visits of minibatches for jobs in different epochs.
@@ -60,6 +63,7 @@ impl Scheduler {
                 open_step: config.slots.saturating_mul(8).max(OPEN_STEP),
             },
             made: 0,
+            windows: config.windows.clone().map(WindowOrders::new),
             config,
         }
     }
@@ -120,7 +124,16 @@ impl Scheduler {
             job.need = other.need.clone();
         }
         self.jobs.insert(id, job);
+        self.look_again();
         Ok(())
+    }
+
+    /// Considers all blocks of the dataset for the next window, because a job needs more samples of its epoch than
+    /// before.
+    fn look_again(&mut self) {
+        if let Some(windows) = &mut self.windows {
+            windows.look_again();
+        }
     }
 
     fn check(&self, spec: &JobSpec) -> Result<(), Error> {
@@ -203,6 +216,7 @@ impl Scheduler {
         let Some(job) = self.jobs.remove(&id) else {
             return;
         };
+        self.look_again();
         if self.jobs.is_empty() {
             // The lengths of epochs belong to these jobs. The next jobs tell their own.
             self.known.told.iter_mut().for_each(BTreeMap::clear);
@@ -245,6 +259,7 @@ impl Scheduler {
         };
         let void = job.take_back(&self.known);
         let need = job.need.clone();
+        self.look_again();
         let mut others = self.jobs.iter().filter(|(other, _)| **other != id);
         let equal = others.find(|(_, other)| other.need.equals(&need));
         if let Some(shared) = equal.map(|(_, other)| other.need.clone()) {
@@ -364,6 +379,7 @@ impl Scheduler {
         if let Some(job) = self.jobs.get_mut(&id) {
             job.restart(&self.known);
         }
+        self.look_again();
     }
 
     /// Records that a sample cannot be read. Jobs that skip such samples are not assigned it any more, except members
@@ -416,7 +432,7 @@ impl Scheduler {
             salt: mix(u64::from(bad)) | 1,
         };
         let visit = self.visit(lead.job, targets, false);
-        let id = self.draw(&from, 1, key).pop()?;
+        let id = self.draw(&from, 1, key, lead.job).pop()?;
         for target in targets {
             if let Some(job) = self.jobs.get_mut(&target.job) {
                 job.need.remove(&[id]);
@@ -527,6 +543,7 @@ impl Scheduler {
             )
         });
         let lead = units.first().filter(|u| u.may_lead)?.clone();
+        self.prepare_window(lead.members[0]);
         // Rule 3: from the second unit on, it does not matter whether a unit starves.
         units[1..].sort_by_key(|u| u.precedence);
         let choice = match self.config.order {
@@ -539,6 +556,16 @@ impl Scheduler {
             }
         }
         Some(self.make(&choice))
+    }
+
+    /// Prepares the window of the epoch that this job is in.
+    fn prepare_window(&mut self, lead: JobId) {
+        let (oldest, job) = (self.oldest_epoch(), &self.jobs[&lead]);
+        let epoch = job.epoch;
+        if let Some(windows) = &mut self.windows {
+            let lead = Lead { job: lead, epoch };
+            windows.prepare(self.config.seed, lead, oldest, job.need.ids());
+        }
     }
 
     fn make(&mut self, choice: &Choice) -> Minibatch {

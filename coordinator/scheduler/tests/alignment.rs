@@ -19,6 +19,7 @@ fn stream(order: DrawOrder) -> Scheduler {
         seed: 7,
         order,
         is_told: false,
+        windows: None,
     })
 }
 

@@ -36,6 +36,7 @@ impl Jobs {
             seed: 1,
             order: DrawOrder::Ascending,
             is_told: false,
+            windows: None,
         };
         Jobs {
             scheduler: Scheduler::new(config),

@@ -37,6 +37,7 @@ fn scheduler(samples: u32, batch_size: u32, order: DrawOrder) -> Scheduler {
         seed: 7,
         order,
         is_told: false,
+        windows: None,
     })
 }
 

@@ -70,6 +70,7 @@ impl World {
             seed: 7,
             order: DrawOrder::Ascending,
             is_told: true,
+            windows: None,
         };
         let mut world = World {
             scheduler: Scheduler::new(config.clone()),

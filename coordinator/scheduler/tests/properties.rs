@@ -5,7 +5,9 @@
 mod audit;
 mod world;
 
-use coprep_scheduler::{Cohort, Config, Draw, DrawOrder, JobId, JobSpec, Resume, Scheduler};
+use coprep_scheduler::{
+    Cohort, Config, Draw, DrawOrder, JobId, JobSpec, Resume, Scheduler, Windows,
+};
 use proptest::prelude::*;
 use roaring::RoaringBitmap;
 use world::{Op, World};
@@ -42,6 +44,7 @@ fn config(samples: u32, slots: u32, seed: u64) -> Config {
         seed,
         order: DrawOrder::Random,
         is_told: false,
+        windows: None,
     }
 }
 
@@ -51,6 +54,15 @@ fn orders() -> impl Strategy<Value = DrawOrder> {
         2 => Just(DrawOrder::Ascending),
         1 => Just(DrawOrder::AscendingInCommon),
     ]
+}
+
+/// Generates windows of a dataset of 600 samples or fewer. The coordinator's end with the last sample.
+fn windows() -> impl Strategy<Value = Option<Windows>> {
+    let some = (1..40u32, 1..9u32).prop_map(|(block, open)| Windows {
+        block_ends: (1..=600u32.div_ceil(block)).map(|n| n * block).collect(),
+        open,
+    });
+    prop::option::of(some)
 }
 
 /// Generates a job on samples `from..from + len` of 200, or on all.
@@ -113,12 +125,12 @@ proptest! {
 
     #[test]
     fn every_promise_holds_and_every_job_gets_on(
-        samples in 1..200u32, slots in 1..24u32, order in orders(), spare in 0..20u32, bad: bool, mut ops in ops(),
+        samples in 1..200u32, slots in 1..24u32, order in orders(), windows in windows(), spare in 0..20u32, bad: bool, mut ops in ops(),
     ) {
         if !bad {
             without_bad(&mut ops);
         }
-        let config = Config { order, ..config(samples, slots, 7) };
+        let config = Config { order, windows, ..config(samples, slots, 7) };
         let mut world = World::new(config, (1, 1 + spare));
         ops.into_iter().for_each(|op| world.apply(op));
         world.everybody_reads();
@@ -158,9 +170,9 @@ proptest! {
 
     #[test]
     fn jobs_that_stop_for_good_stop_nobody_while_each_rank_may_fill_its_queue(
-        samples in 1..600u32, slots in 1..24u32, order in orders(), ops in ops_with_stops(), who: u8,
+        samples in 1..600u32, slots in 1..24u32, order in orders(), windows in windows(), ops in ops_with_stops(), who: u8,
     ) {
-        let config = Config { order, depth: DEPTH, ..config(samples, slots, 7) };
+        let config = Config { order, windows, depth: DEPTH, ..config(samples, slots, 7) };
         let mut world = World::new(config, (DEPTH + 1, 1));
         ops.into_iter().for_each(|op| world.apply(op));
         world.all_others_stop(who);
@@ -173,12 +185,12 @@ proptest! {
 
     #[test]
     fn jobs_that_pause_stop_nobody_if_what_they_have_not_taken_is_taken_back(
-        samples in 1..200u32, slots in 1..24u32, order in orders(), bad: bool, mut ops in ops(),
+        samples in 1..200u32, slots in 1..24u32, order in orders(), windows in windows(), bad: bool, mut ops in ops(),
     ) {
         if !bad {
             without_bad(&mut ops);
         }
-        let config = Config { order, ..config(samples, slots, 7) };
+        let config = Config { order, windows, ..config(samples, slots, 7) };
         let mut world = World::relieving(config, (1, 2));
         ops.into_iter().for_each(|op| world.apply(op));
         world.everybody_finishes_an_epoch();
@@ -323,9 +335,10 @@ proptest! {
 
     #[test]
     fn a_job_alone_is_assigned_the_same_however_it_is_cut_interrupted_and_taken_back(
-        samples in 1..200u32, batch in 1..12u32, more in 0..12u32, seed: u64, order in orders(), beats in beats(),
+        samples in 1..200u32, batch in 1..12u32, more in 0..12u32, seed: u64, order in orders(), windows in windows(),
+        beats in beats(),
     ) {
-        let config = |samples, slots, seed| Config { order, ..config(samples, slots, seed) };
+        let config = |samples, slots, seed| Config { order, windows: windows.clone(), ..config(samples, slots, seed) };
         let plain = Alone::new(config(samples, 200, seed), spec(batch)).finish();
         prop_assert_eq!(plain.iter().map(Vec::len).collect::<Vec<_>>(), vec![samples as usize; 3]);
         let cut = config(samples, batch + more, seed);
@@ -348,9 +361,9 @@ proptest! {
     #[test]
     fn a_cohort_is_assigned_what_a_job_alone_is(
         samples in 1..200u32, batch in 1..12u32, more in 0..12u32, seed: u64, size in 1..4u32,
-        order in orders(), ops in ops(), batch_of_others in 1..12u32, skip_bad: bool,
+        order in orders(), windows in windows(), ops in ops(), batch_of_others in 1..12u32, skip_bad: bool,
     ) {
-        let config = |samples, slots, seed| Config { order, ..config(samples, slots, seed) };
+        let config = |samples, slots, seed| Config { order, windows: windows.clone(), ..config(samples, slots, seed) };
         let plain = Alone::new(config(samples, 200, seed), spec(batch)).finish();
         let cohort = Some(Cohort { name: "it".into(), size });
         let config = config(samples, batch + more, seed);

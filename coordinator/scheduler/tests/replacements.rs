@@ -27,6 +27,7 @@ fn is_replaced(jobs: &[JobSpec]) -> bool {
         seed: 7,
         order: DrawOrder::Random,
         is_told: false,
+        windows: None,
     });
     for (number, job) in (1..).zip(jobs) {
         scheduler.attach(JobId(number), job.clone()).unwrap();

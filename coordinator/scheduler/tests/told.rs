@@ -83,6 +83,7 @@ impl World {
             seed: 7,
             order: DrawOrder::Ascending,
             is_told: true,
+            windows: None,
         };
         let size = batch_sizes.len() as u32;
         let mut world = World {

@@ -150,7 +150,7 @@ impl Scheduler {
         let key = self.key(job, if level { 0 } else { mix(first.0) | 1 });
         Choice {
             lead: first,
-            ids: self.draw(&common, want as u32, key),
+            ids: self.draw(&common, want as u32, key, first),
             targets,
             is_cohort: false,
         }
@@ -167,7 +167,7 @@ impl Scheduler {
     ) -> Choice {
         let first = lead.members[0];
         let job = &self.jobs[&first];
-        let ids = self.draw(job.need.ids(), want, self.key(job, 0));
+        let ids = self.draw(job.need.ids(), want, self.key(job, 0), first);
         let needed = |id: &JobId| {
             let need = &self.jobs[id].need;
             need.equals(&job.need) || ids.iter().all(|&sample| need.ids().contains(sample))
@@ -228,9 +228,19 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn draw(&self, from: &RoaringBitmap, count: u32, key: DrawKey) -> Vec<u32> {
+    /// Draws samples of `from`, all of which this job needs.
+    pub(super) fn draw(
+        &self,
+        from: &RoaringBitmap,
+        count: u32,
+        key: DrawKey,
+        job: JobId,
+    ) -> Vec<u32> {
         match self.config.order {
-            DrawOrder::Random => draw::random(from, count, key),
+            DrawOrder::Random => match &self.windows {
+                Some(windows) => windows.draw(from, count, key, job),
+                None => draw::random(from, count, key),
+            },
             DrawOrder::Ascending | DrawOrder::AscendingInCommon => draw::ascending(from, count),
         }
     }

@@ -118,7 +118,8 @@ impl<W: StageWork> StageQueues<W> {
             fetching: self.fetching,
             preparing: self.preparing,
             apart: self.apart,
-            to_fetch: (self.to_fetch.len() + self.slow.waiting() + self.shared_reads.waiting()) as u32,
+            to_fetch: (self.to_fetch.len() + self.slow.waiting() + self.shared_reads.waiting())
+                as u32,
             to_prepare: self.to_prepare.len() as u32,
         }
     }

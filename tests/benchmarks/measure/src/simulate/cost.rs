@@ -44,6 +44,7 @@ fn times(periods: &[u32]) -> Vec<Duration> {
         seed: 1,
         order: DrawOrder::Random,
         is_told: false,
+        windows: None,
     };
     let mut scheduler = Scheduler::new(config);
     for at in 0..periods.len() as u64 {

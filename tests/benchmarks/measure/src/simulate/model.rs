@@ -214,6 +214,7 @@ impl Model {
             seed: setup.seed,
             order: setup.order,
             is_told: false,
+            windows: None,
         };
         let mut model = Model {
             scheduler: Scheduler::new(config),
