@@ -300,6 +300,20 @@ def check_rank(rank: int | None, world_size: int | None) -> None:
         integer("rank", rank, 0, (world_size or _MOST_RANKS) - 1)
 
 
+def shuffle_window(value: Any, is_native: bool) -> int:
+    """Returns the number of samples that an order is drawn from at a time, or 0 for all.
+
+    Raises:
+        TypeError: the dataset is of Python, or the value is no integer.
+        ValueError: it is not positive.
+    """
+    if value is None:
+        return 0
+    if not is_native:
+        raise TypeError("shuffle_window is for tar shards (coprep.WebDataset): a Python dataset reads sample by sample")
+    return integer("shuffle_window", value, 1, 2**32 - 1)
+
+
 def reuse(given: int | None, cache: str | None) -> int:
     """Returns the number of uses of a prepared sample, or 0 if it was not given."""
     if given is None:

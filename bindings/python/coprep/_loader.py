@@ -97,6 +97,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
         batch_size: number of samples in a batch, per rank. ``None``: no batches, one sample at a time.
         shuffle: random order, a new one each epoch. Otherwise ids ascend, whichever other jobs share the stream; with
             ``order="relaxed"`` they may come in another order beside other jobs.
+        shuffle_window: for tar shards: draw the random order from about so many samples at a time, which lie together in
+            parts of shards. One request then reads up to 8 MiB, and the coordinator holds the parts in memory, 1.5
+            times the window. ``None``: from all samples, each of which is a request unless it is cached.
         sampler, batch_sampler: PyTorch's sequential, random, subset-random, batch and distributed samplers are
             shared, as ``shuffle``, ``subset``, ``batch_size`` and ranks are; so are
             ``RandomSampler(replacement=True)`` and ``WeightedRandomSampler``, among jobs with equal weights and
@@ -186,6 +189,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         transform: Callable[[Any], Any] | None = None,
+        shuffle_window: int | None = None,
         seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -267,6 +271,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             timeout=self._limit if self._is_native else 3 * self._limit,
             batch_size=size or 1,
             shuffle=self._shuffle,
+            shuffle_window=arguments.shuffle_window(shuffle_window, self._is_native),
             draws=None,
             relaxed=order == "relaxed",
             seed=arguments.seed_of(generator) if seed is None else arguments.integer("seed", seed, 0, 2**64 - 1),

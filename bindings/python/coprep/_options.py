@@ -57,6 +57,8 @@ class JobOptions(NamedTuple):
     """Seconds to wait for a batch."""
     batch_size: int
     shuffle: bool
+    shuffle_window: int
+    """Number of samples that a random order is drawn from at a time, or 0 for all samples."""
     draws: Draws | None
     relaxed: bool
     seed: int | None

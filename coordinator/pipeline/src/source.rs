@@ -8,6 +8,7 @@ mod labels;
 mod remote;
 
 use std::ffi::{OsStr, OsString};
+use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -330,6 +331,61 @@ impl Dataset {
     pub fn fetch_into(&self, id: u32, into: &mut [u8]) -> Result<(), Error> {
         let read = self.objects.read_into(self.extent(id), into);
         read.map_err(error::of_storage)
+    }
+}
+
+/// Samples that are neighbours in a tar shard, which one request brings together.
+impl Dataset {
+    /// Cuts the samples into blocks of neighbours. A block takes at most `most` bytes of its shard, or it is one sample.
+    /// Returns the end of each block, which is the first id of the next one, or `None` if samples do not lie in shards.
+    #[must_use]
+    pub fn block_ends(&self, most: u64) -> Option<Arc<[u32]>> {
+        let shards = self.shards.as_ref()?;
+        let mut ends = Vec::new();
+        let mut first = shards.extent(0);
+        for id in 1..self.len() {
+            let extent = shards.extent(id);
+            let end = extent.at + shards.length(id);
+            if extent.object != first.object || end - first.at > most {
+                ends.push(id);
+                first = extent;
+            }
+        }
+        ends.push(self.len());
+        Some(ends.into())
+    }
+
+    /// Reads the samples of a block, and what lies between them. Afterwards `into` holds exactly these bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Dataset::fetch`].
+    ///
+    /// # Panics
+    ///
+    /// If `ids` is empty, or not a block of [`Dataset::block_ends`].
+    pub fn fetch_block(&self, ids: Range<u32>, into: &mut Vec<u8>) -> Result<(), Error> {
+        let Extent { object, at, .. } = self.extent(ids.start);
+        let len = self.place_in_block(ids.start, ids.end - 1).end;
+        let extent = Extent {
+            object,
+            at,
+            // A block is a sample, or shorter than 4 GiB.
+            len: Some(len as u32),
+        };
+        self.objects.read(extent, into).map_err(error::of_storage)
+    }
+
+    /// Returns where the bytes of a sample lie in the block that begins with sample `first`.
+    ///
+    /// # Panics
+    ///
+    /// If the sample is not in that block.
+    #[must_use]
+    pub fn place_in_block(&self, first: u32, id: u32) -> Range<usize> {
+        let extent = self.extent(id);
+        let start = (extent.at - self.extent(first).at) as usize;
+        start..start + extent.len.unwrap_or(0) as usize
     }
 }
 

@@ -172,6 +172,9 @@ pub struct Attach {
     pub seed_hint: Option<u64>,
     /// `true` if the order is random. Otherwise ids ascend.
     pub shuffle: bool,
+    /// Number of samples that a random order is drawn from at a time, if those are read in blocks of neighbours; 0 for
+    /// all samples, each of which is read by itself.
+    pub shuffle_window: u32,
     /// Set if an epoch consists of independent draws, instead of each sample once. `shuffle` is ignored then.
     pub draws: Option<DrawsRequest>,
     /// `true` if the samples of each epoch, and their order, are told when it begins, by the first member of the cohort

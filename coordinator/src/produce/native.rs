@@ -7,6 +7,7 @@
 //! A sample that is not in memory is looked up on the local disk before it is fetched. A sample that was fetched, and
 //! that memory has not taken, goes there after it was prepared ([`DiskTier`](crate::caches::DiskTier)).
 
+mod block_reads;
 mod thread_usage;
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::observe::costs::Costs;
 use crate::observe::preparation_cost::PreparationCost;
 use crate::observe::stalls::FetchWeight;
 use crate::produce::failure::Failure;
+pub(crate) use crate::produce::native::block_reads::BlockReads;
 use crate::produce::native::thread_usage::{ThreadUsage, cpu_since_last, thread_cpu};
 use crate::produce::threads::marked;
 
@@ -39,6 +41,8 @@ pub(crate) struct Recipe {
     pub(crate) disk: Option<Arc<DatasetDisk>>,
     /// The reason why the local disk does not hold these samples, for the jobs.
     pub(crate) disk_note: Option<String>,
+    /// Set if a request brings many samples at once.
+    pub(crate) blocks: Option<BlockReads>,
     pub(crate) costs: Arc<Costs>,
     /// Weight of the time of waiting for storage.
     pub(crate) fetch_weight: Arc<FetchWeight>,
@@ -576,7 +580,10 @@ impl Recipe {
         {
             return Ok(fetch_time(start.elapsed()).into());
         }
-        self.read(id, |dataset, id| dataset.fetch(id, into))?;
+        self.read(id, |dataset, id| match &self.blocks {
+            Some(blocks) => blocks.with_sample(dataset, id, |bytes| bytes.clone_into(into)),
+            None => dataset.fetch(id, into),
+        })?;
         Ok(PreparationCost {
             fetched_bytes: into.len() as u64,
             ..fetch_time(start.elapsed()).into()
@@ -712,7 +719,12 @@ impl Recipe {
         let disk = self.disk_of(id);
         let is_on_disk = disk.is_some_and(|disk| marked(|| disk.read_into(id, into)));
         if !is_on_disk {
-            self.read(id, |dataset, id| dataset.fetch_into(id, into))?;
+            self.read(id, |dataset, id| match &self.blocks {
+                Some(blocks) => {
+                    blocks.with_sample(dataset, id, |bytes| into.copy_from_slice(bytes))
+                }
+                None => dataset.fetch_into(id, into),
+            })?;
         }
         reservation.commit();
         if is_on_disk {

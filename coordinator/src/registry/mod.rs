@@ -40,7 +40,7 @@ use crate::caches::{
 use crate::device::Uploaders;
 use crate::error::{defect, from_lower, invalid, os};
 use crate::observe::costs::AllCosts;
-use crate::produce::native::Recipe;
+use crate::produce::native::{BlockReads, Recipe};
 use crate::produce::producer::Producer;
 use crate::produce::threads::ThreadPool;
 use crate::registry::departures::Departures;
@@ -340,6 +340,7 @@ impl Registry {
         StreamKey {
             pipeline: request.pipeline.fingerprint(),
             shuffle: request.shuffle,
+            shuffle_window: request.shuffle_window,
             cache,
             lru: request.cache.lru && cache != CacheForm::Off,
             relaxed: request.relaxed,
@@ -418,14 +419,24 @@ impl Registry {
                 (producer, pool, Some(user.clone()), None)
             }
             _ => {
-                let (recipe, pin) = self.recipe(&request.pipeline, &request.cache, &**flight)?;
+                let blocks = |dataset: &Dataset| blocks_of(request, dataset);
+                let (recipe, pin) =
+                    self.recipe(&request.pipeline, &request.cache, blocks, &**flight)?;
                 let producer = Producer::Native(recipe);
                 let pool = reserve(&producer)?;
                 (producer, pool, None, pin)
             }
         };
         let numbers = Numbers::of(request, seed, producer.samples())?;
+        let windows = match &producer {
+            Producer::Native(recipe) => recipe
+                .blocks
+                .as_ref()
+                .map(|blocks| blocks.windows().clone()),
+            _ => None,
+        };
         let config = StreamConfig {
+            windows,
             numbers,
             id: self.next_stream.fetch_add(1, Ordering::Relaxed),
             key: self.key_of_new_stream(request, &producer),
@@ -486,6 +497,7 @@ impl Registry {
         self: &Arc<Self>,
         spec: &PipelineSpec,
         request: &CacheRequest,
+        blocks: impl FnOnce(&Dataset) -> Result<Option<BlockReads>>,
         party: &dyn FlightParty,
     ) -> Result<(Arc<Recipe>, Option<Pin>)> {
         let form = self.form_of(request);
@@ -518,6 +530,7 @@ impl Registry {
         let (disk, disk_note) = self.disk_of(spec, &dataset, &pipeline);
         let recipe = Recipe {
             identity,
+            blocks: blocks(&dataset)?,
             dataset,
             pipeline,
             cache,
@@ -601,6 +614,20 @@ fn wait_for<T: Clone>(waiter: Waiter<T>, party: &dyn FlightParty) -> Result<Opti
     }
 }
 
+/// Returns the blocks that a job's samples are read in, if it draws from windows.
+fn blocks_of(request: &Attach, dataset: &Dataset) -> Result<Option<BlockReads>> {
+    if request.shuffle_window == 0 {
+        return Ok(None);
+    }
+    let blocks = BlockReads::of(dataset, request.shuffle_window).ok_or_else(no_window)?;
+    Ok(Some(blocks))
+}
+
+fn no_window() -> crate::Error {
+    invalid("shuffle_window is for samples in tar shards, which can be read together")
+        .with_remedy("leave it out: all samples are drawn from then")
+}
+
 /// Checks the options of a job that has draws, orders of its own, or an iterable dataset.
 fn check_use(request: &Attach) -> Result<()> {
     let is_cached =
@@ -609,6 +636,16 @@ fn check_use(request: &Attach) -> Result<()> {
         return Err(invalid(
             "the batches of an iterable dataset have no ids: they cannot be cached, and come in its order",
         ));
+    }
+    let is_shuffled = request.shuffle && request.draws.is_none() && !request.is_told;
+    if request.shuffle_window > 0 && !is_shuffled {
+        return Err(
+            invalid("shuffle_window is for random orders of each sample once")
+                .with_remedy("set shuffle=True, without a sampler, or leave it out"),
+        );
+    }
+    if request.shuffle_window > 0 && !matches!(request.pipeline.source, Source::TarShards(_)) {
+        return Err(no_window());
     }
     if (request.draws.is_some() || request.is_told) && request.cache.reuse > 0 {
         return Err(invalid(

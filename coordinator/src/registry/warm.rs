@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_cache::Form;
+use coprep_pipeline::Dataset;
 use coprep_protocol::message::{CacheForm, Reply, Warm, WarmProgress};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use fail::fail_point;
@@ -16,7 +17,7 @@ use crate::caches::{DatasetCache, DatasetDisk};
 use crate::error::{ErrorKind, invalid};
 use crate::produce::deadline_queue::Deadline;
 use crate::produce::failure::Failure;
-use crate::produce::native::{Fetched, Recipe};
+use crate::produce::native::{BlockReads, Fetched, Recipe};
 use crate::produce::threads::{PoolWork, Ready, SourceFile};
 use crate::registry::{Registry, WaitingClient};
 use crate::stream::{Client, Stream};
@@ -107,6 +108,7 @@ pub(crate) fn warm(
     let (recipe, _pin) = registry.recipe(
         &request.pipeline,
         &request.cache,
+        blocks_of,
         &WaitingClient::new(client),
     )?;
     let cache = recipe.cache.clone();
@@ -136,6 +138,17 @@ pub(crate) fn warm(
         disk.flush();
     }
     Ok(run.report())
+}
+
+/// Number of samples that a warm-up has under way at a time, about.
+const UNDER_WAY: u32 = 2048;
+
+/// Returns the blocks that a warm-up reads: it brings all samples, so that one request may bring many.
+fn blocks_of(dataset: &Dataset) -> Result<Option<BlockReads>> {
+    let is_remote = dataset.is_remote();
+    Ok(is_remote
+        .then(|| BlockReads::of(dataset, UNDER_WAY))
+        .flatten())
 }
 
 /// Serves [`coprep_protocol::message::Request::KeepWarm`].

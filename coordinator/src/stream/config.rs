@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use coprep_protocol::message::{Attached, CacheForm};
 use coprep_protocol::spec::{PipelineSpec, UserDataset};
-use coprep_scheduler::DrawOrder;
+use coprep_scheduler::{DrawOrder, Windows};
 
 use crate::connection::peer::Peer;
 use crate::connection::reply_queue::ReplyQueue;
@@ -16,6 +16,8 @@ use crate::stream::Numbers;
 pub(crate) struct StreamKey {
     pub(crate) pipeline: u128,
     pub(crate) shuffle: bool,
+    /// Number of samples that a random order is drawn from at a time, or 0 for all.
+    pub(crate) shuffle_window: u32,
     pub(crate) cache: CacheForm,
     pub(crate) lru: bool,
     pub(crate) reuse: u32,
@@ -64,6 +66,8 @@ pub(crate) struct StreamConfig {
     pub(crate) spec: Option<PipelineSpec>,
     /// `true` if minibatches are handed over again without being prepared.
     pub(crate) is_replayed: bool,
+    /// Set if samples are drawn from windows.
+    pub(crate) windows: Option<Windows>,
 }
 
 /// The client process that attaches a consumer.

@@ -373,7 +373,7 @@ fn new_engine(config: &StreamConfig, pool: &StagingPool) -> Engine {
         seed: config.seed,
         order: config.key.draw_order(),
         is_told: config.key.told != 0,
-        windows: None,
+        windows: config.windows.clone(),
     };
     Engine::new(config, Scheduler::new(for_scheduler))
 }

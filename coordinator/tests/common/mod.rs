@@ -138,6 +138,7 @@ pub(crate) fn attach(pipeline: PipelineSpec, batch_size: u32) -> Attach {
         is_told: false,
         knows_order_of: None,
         shuffle: true,
+        shuffle_window: 0,
         relaxed: false,
         cache: CacheRequest::default(),
         batch_size,

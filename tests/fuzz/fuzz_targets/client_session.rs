@@ -181,6 +181,7 @@ fn attach() -> Attach {
         is_told: false,
         knows_order_of: None,
         shuffle: true,
+        shuffle_window: 0,
         relaxed: false,
         cache: CacheRequest {
             form: None,

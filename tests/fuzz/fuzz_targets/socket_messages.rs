@@ -147,6 +147,7 @@ fn attach() -> Attach {
         is_told: true,
         knows_order_of: Some(3),
         shuffle: true,
+        shuffle_window: 0,
         relaxed: false,
         cache: CacheRequest {
             form: Some(CacheForm::Decoded),

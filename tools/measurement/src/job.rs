@@ -96,6 +96,7 @@ fn attach(options: &JobOptions<'_>) -> Result<Attach> {
         is_told: false,
         knows_order_of: None,
         shuffle: true,
+        shuffle_window: 0,
         relaxed: false,
         cache: CacheRequest {
             form: Some(options.form),

@@ -117,6 +117,7 @@ mod tests {
         let key = StreamKey {
             pipeline: 1,
             shuffle: false,
+            shuffle_window: 0,
             cache: CacheForm::Off,
             lru: false,
             reuse: 0,
@@ -137,6 +138,7 @@ mod tests {
             pipeline_text: String::new(),
             spec: None,
             is_replayed: false,
+            windows: None,
         };
         let workers = Arc::new(ThreadPool::start(Some(1), false).unwrap());
         let stream = Stream::open(config, pool, workers).unwrap();
