@@ -123,6 +123,77 @@ def test_a_web_dataset_is_a_pipeline_like_others(socket_path: Path, shards: Path
     assert repr(chosen) == f'WebDataset("{shards}/{BRACES}", image="jpg", label="json:label").decode()'
 
 
+def test_jobs_that_draw_from_a_window_read_each_part_of_a_shard_once(
+    socket_path: Path, server: ObjectServer, stored: str
+) -> None:
+    pipeline = coprep.WebDataset(stored)
+    assert len(pipeline) == N
+    before = server.counts()["gets"]
+
+    def epochs(_: int) -> list[list[int]]:
+        with loader(pipeline, shuffle=True, shuffle_window=40) as train:
+            return [sorted(ids(train)) for _ in range(3)]
+
+    with ThreadPoolExecutor(8) as pool:
+        for seen in pool.map(epochs, range(8)):
+            assert seen == [list(range(N))] * 3
+    # The header of one image tells how much memory the cache needs.
+    assert server.counts()["gets"] - before <= SHARDS + 1
+
+
+def test_a_window_is_as_many_neighbours_as_it_says_in_an_order_of_the_seed(
+    socket_path: Path, stored: str, shards: Path
+) -> None:
+    def order(source: str | Path, window: int | None) -> list[int]:
+        options = {"shuffle": True, "seed": 7, "batch_size": 10, "shuffle_window": window}
+        with loader(coprep.WebDataset(source), **options) as train:
+            return [*ids(train), *ids(train)]
+
+    each = N // SHARDS
+    narrow = order(stored, 1)
+    assert narrow == order(shards / BRACES, 1) and narrow != order(stored, None)
+    parts = [narrow[start : start + each] for start in range(0, 2 * N, each)]
+    shard_of = [{sample // each for sample in part} for part in parts]
+    # One shard after another, in an order of its own in each epoch, and shuffled within.
+    assert all(len(found) == 1 for found in shard_of)
+    assert sorted(min(found) for found in shard_of[:SHARDS]) == list(range(SHARDS))
+    assert all(part != sorted(part) for part in parts) and narrow[:N] != narrow[N:]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "part"),
+    [
+        ({"shuffle": False}, ValueError, "random orders"),
+        ({"shuffle_window": 0}, ValueError, "from 1 to"),
+        ({"shuffle_window": 1.5}, TypeError, "an integer"),
+    ],
+)
+def test_a_window_that_means_nothing_is_an_error(
+    socket_path: Path, shards: Path, options: dict[str, Any], error: type[Exception], part: str
+) -> None:
+    with pytest.raises(error, match=part):
+        next(iter(loader(coprep.WebDataset(shards / BRACES), **{"shuffle": True, "shuffle_window": 8, **options})))
+
+
+def test_files_of_their_own_have_no_window(socket_path: Path, files: list[Path]) -> None:
+    with pytest.raises(ValueError, match="samples in tar shards"):
+        next(iter(loader(coprep.Files(files), shuffle=True, shuffle_window=8)))
+    with pytest.raises(TypeError, match="sample by sample"):
+        coprep.DataLoader(list(range(8)), shuffle=True, shuffle_window=8)
+
+
+def test_a_warm_up_reads_shards_in_large_parts(socket_path: Path, server: ObjectServer, stored: str) -> None:
+    assert len(coprep.WebDataset(stored)) == N
+    before = server.counts()["gets"]
+    done = run("warm", stored, "--form", "encoded")
+    assert done.returncode == 0, done.stderr
+    assert server.counts()["gets"] - before <= SHARDS + 1
+    before = server.counts()["gets"]
+    with loader(coprep.WebDataset(stored), cache="encoded") as train:
+        assert sorted(ids(train)) == list(range(N))
+    assert server.counts()["gets"] == before
+
+
 @pytest.mark.parametrize(
     ("urls", "options", "part"),
     [

@@ -3,8 +3,18 @@
 use std::time::{Duration, Instant};
 
 use super::Ready;
-use super::stages::{CompletedTask, StageQueues, ThreadTask};
+use super::stages::{CompletedTask, StageQueues, StageWork, ThreadTask};
 use crate::produce::deadline_queue::Deadline;
+
+impl StageWork for u32 {
+    fn needs_fetch(&self) -> bool {
+        true
+    }
+
+    fn is_to_cache(&self) -> bool {
+        false
+    }
+}
 
 /// Number of samples that wait meanwhile.
 const WAITING: u32 = 64;

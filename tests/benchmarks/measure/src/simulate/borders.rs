@@ -46,6 +46,7 @@ fn row(report: &mut Report, minibatches: u32, name: &str, speeds: &[f64], starts
         seed: 1,
         depth: DEPTH,
         order: DrawOrder::Random,
+        windows: None,
         plans: plans(speeds, starts),
     };
     let result = model::run(&setup);

@@ -64,6 +64,7 @@ pub(crate) fn random_setup(seed: u64, ranks: bool) -> Setup {
         seed,
         depth: DEPTH,
         order: DrawOrder::Random,
+        windows: None,
         plans,
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p coprep-benchmarks --bin simulate [SECTION...]` prints the tables of
 //! `docs/explanation/scheduler.md`, and ends with code 1 if a bar is missed. Sections: speeds, prep, ascending, pools,
-//! folds, shuffle, histories, cost, pauses, borders.
+//! folds, shuffle, windows, histories, cost, pauses, borders.
 #![expect(clippy::print_stdout, reason = "it prints tables")]
 
 mod ascending;
@@ -18,13 +18,14 @@ mod random;
 mod report;
 mod shuffle;
 mod speeds;
+mod windows;
 
 use report::Report;
 
 type Section = fn(&mut Report);
 
 fn main() -> std::process::ExitCode {
-    let sections: [(&str, Section); 10] = [
+    let sections: [(&str, Section); 11] = [
         ("speeds", speeds::speeds),
         ("borders", borders::borders),
         ("prep", speeds::prep_bound),
@@ -33,6 +34,7 @@ fn main() -> std::process::ExitCode {
         ("pauses", pools::pauses),
         ("folds", speeds::folds),
         ("shuffle", shuffle::shuffle),
+        ("windows", windows::windows),
         ("histories", histories::histories),
         ("cost", cost::cost),
     ];

@@ -11,7 +11,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use coprep_scheduler::{Config, Delivery, DrawOrder, JobId, JobSpec, Resume, Scheduler};
+use coprep_scheduler::{Config, Delivery, DrawOrder, JobId, JobSpec, Resume, Scheduler, Windows};
 use roaring::RoaringBitmap;
 
 use crate::audit::Audit;
@@ -100,6 +100,7 @@ pub(crate) struct Setup {
     pub(crate) seed: u64,
     pub(crate) depth: u32,
     pub(crate) order: DrawOrder,
+    pub(crate) windows: Option<Windows>,
     pub(crate) plans: Vec<Plan>,
 }
 
@@ -119,6 +120,8 @@ pub(crate) struct Result {
     /// Number of samples prepared.
     pub(crate) prepared: u64,
     pub(crate) minibatches: u64,
+    /// The samples in the order in which they were drawn, if batches are recorded.
+    pub(crate) drawn: Vec<u32>,
     /// Largest number of minibatches prepared one after the other while a job had nothing to read, divided by the
     /// number of consumers (which is the number of jobs where each has one rank).
     pub(crate) waits: f64,
@@ -214,7 +217,7 @@ impl Model {
             seed: setup.seed,
             order: setup.order,
             is_told: false,
-            windows: None,
+            windows: setup.windows.clone(),
         };
         let mut model = Model {
             scheduler: Scheduler::new(config),
@@ -434,6 +437,11 @@ impl Model {
             self.made += 1;
             self.result.prepared += minibatch.samples.len() as u64;
             self.at(self.prepared_at, Event::Prepared(self.made));
+            if self.record {
+                self.result
+                    .drawn
+                    .extend(minibatch.samples.iter().map(|s| s.id));
+            }
             let buffer = Buffer {
                 ids: minibatch.samples.iter().map(|s| s.id).collect(),
                 parts: minibatch.deliveries.len() as u32,

@@ -63,6 +63,7 @@ fn few_jobs(report: &mut Report) {
             seed: 3,
             depth: DEPTH,
             order: DrawOrder::Random,
+            windows: None,
             plans,
         };
         let Some((ratio, error)) = worst(&setup, &model::run_and_record(&setup).jobs) else {
@@ -125,6 +126,7 @@ fn many_jobs(report: &mut Report) {
                 seed: 3,
                 depth,
                 order: DrawOrder::Random,
+                windows: None,
                 plans: plans.clone(),
             };
             row_of_many(report, name, &setup);

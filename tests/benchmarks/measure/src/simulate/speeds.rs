@@ -20,6 +20,7 @@ pub(crate) fn setup(prep: f64, plans: Vec<Plan>) -> Setup {
         seed: 1,
         depth: DEPTH,
         order: DrawOrder::Random,
+        windows: None,
         plans,
     }
 }
