@@ -246,8 +246,7 @@ chaos-short: $(VENV)/.package
 
 .PHONY: loom
 loom: | deps ## model-check what is lock-free in shared memory
-	@RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(abspath $(TARGET)/loom)" \
-		cargo test --release -p coprep-shared-memory -p coprep-cache --test loom
+	@cargo test -p coprep-shared-memory -p coprep-cache --features coprep-cache/loom --test loom
 
 .PHONY: check
 check: ## lint, all tests, loom, a short fuzz, a short chaos and the documentation; `.ci/run` runs this

@@ -20,32 +20,32 @@
 //! - `unsafe` appears only in the modules that say `#![expect(unsafe_code)]`.
 #![deny(unsafe_code)]
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod arena;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod bounded_reuse;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod contract;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod error;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub mod index;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub mod layout;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod lru;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod meta;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod named;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod no_eviction;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod room;
 // The lock-free part. The models need no other part.
 pub mod table;
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub use self::{
     bounded_reuse::BoundedReuse,
     contract::{Hit, Reservation, SampleCache, Usage},

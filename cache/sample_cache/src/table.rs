@@ -9,10 +9,10 @@
 //!
 //! The upper 30 bits are the position of the entry in the index.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicU32, Ordering};
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU32, Ordering};
 
 /// The table of samples. See the module.
@@ -35,7 +35,7 @@ const PRESENT: u32 = 2;
 const CHECKED: u32 = 3;
 
 /// Upper bound of positions, which have 30 bits.
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub(crate) const MAX_POSITIONS: u64 = 1 << 30;
 
 impl PresenceTable {
@@ -87,7 +87,7 @@ impl PresenceTable {
     }
 
     /// Notes that the payload was checked and equals the committed bytes.
-    #[cfg(not(loom))]
+    #[cfg(not(feature = "loom"))]
     pub(crate) fn confirm(&self, id: u32, position: u32) {
         // Release: as in `set`, for readers that skip the check from now on.
         self.change(id, position, position << 2 | CHECKED, Ordering::Release);
@@ -111,7 +111,7 @@ impl PresenceTable {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
 

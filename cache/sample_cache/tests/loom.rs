@@ -1,11 +1,10 @@
 //! Models of the steps of the table of samples, over every interleaving and every value that weak memory allows.
 //!
 //! ```sh
-//! RUSTFLAGS="--cfg loom" cargo test --release -p coprep-cache --test loom
+//! cargo test -p coprep-cache --features loom --test loom
 //! ```
 //!
 //! Loom reports a payload that is written while it is read as a causality violation.
-#![cfg(loom)]
 #![expect(clippy::unwrap_used, reason = "a test")]
 #![expect(unsafe_code, reason = "loom's cells, which check what is claimed")]
 

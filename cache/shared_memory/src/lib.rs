@@ -27,25 +27,25 @@
 //! - `unsafe` appears only in the modules that say `#![expect(unsafe_code)]`.
 #![deny(unsafe_code)]
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub mod allocator;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod error;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod futex;
 pub mod handover;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub mod lock;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub mod mapping;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub mod memory;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub mod staging;
 mod sync;
 pub mod task_table;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub mod view;
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub use error::{Error, ErrorKind, Result};

@@ -28,9 +28,9 @@
 
 pub mod entry;
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod shared;
 
 pub use entry::Written;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub use shared::{TaskHandle, TaskTable};

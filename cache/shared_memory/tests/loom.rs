@@ -2,12 +2,11 @@
 //! interleaving and every value that weak memory allows.
 //!
 //! ```sh
-//! RUSTFLAGS="--cfg loom" cargo test --release -p coprep-shared-memory --test loom
+//! cargo test -p coprep-shared-memory --features loom --test loom
 //! ```
 //!
 //! Loom reports a lost wake-up as a deadlock, and a minibatch that is written while it is read as a causality
 //! violation. The steps are the crate's own code; only the futex and the eventfd are models.
-#![cfg(loom)]
 #![expect(clippy::unwrap_used, reason = "a test")]
 #![expect(unsafe_code, reason = "loom's cells, which check what is claimed")]
 

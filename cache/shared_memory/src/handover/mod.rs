@@ -86,18 +86,18 @@
 
 pub mod protocol;
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod doorbell;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod receiver;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod region;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod sender;
 
 pub use protocol::{Account, Full, Item, ItemKind};
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub use self::{
     doorbell::{Bell, Doorbell, Ringer},
     receiver::Receiver,

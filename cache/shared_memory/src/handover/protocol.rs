@@ -159,7 +159,7 @@ pub struct Account {
 const ACCOUNT: usize = 8;
 
 // Only the receiver writes reports. The models have none, since nothing depends on a report.
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 impl Account {
     fn words(&self) -> [u64; ACCOUNT] {
         [
