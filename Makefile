@@ -179,15 +179,15 @@ drop-in: $(VENV)/.package $(VENV)/.torch ## what it costs to replace PyTorch's D
 
 # --- checks --------------------------------------------------------------------------------------------------
 
-RUST_TESTS = $(shell cargo nextest --version >/dev/null 2>&1 && echo cargo nextest run || echo cargo test --no-fail-fast)
-# A coordinator whose threads tests can make panic.
+# The command is built with points where tests can make a coordinator's threads panic. They do nothing until a test says so.
+FAILPOINTS := --features coprep-cli/failpoints
+RUST_TESTS = $(shell cargo nextest --version >/dev/null 2>&1 && echo cargo nextest run || echo cargo test --no-fail-fast) $(FAILPOINTS)
 FAILPOINTS_BIN := $(abspath $(TARGET))/coprep-failpoints
 
 .PHONY: test-build
 test-build: | deps
 	@echo "building the tests"
 	@$(RUST_TESTS) --no-run
-	@cargo build --quiet --features coprep-cli/failpoints
 	@install -m 755 $(TARGET)/debug/coprep $(FAILPOINTS_BIN)
 
 .PHONY: test-prerequisites
@@ -205,7 +205,7 @@ test: | browser prometheus ## all tests, Rust and Python
 test-gpu: $(VENV)/.package $(VENV)/.checks $(VENV)/.torch test-build ## the tests of batches on the GPU, on this machine's GPU if it has one
 	@answer=$$($(VENV)/bin/coprep check-gpu 0); \
 	if [[ $$answer != *'"cuda"'* ]]; then echo "test-gpu: skipped, there is no GPU: $$answer"; exit 0; fi; \
-	COPREP_TEST_REAL_GPU=1 $(RUST_TESTS) -p coprep-device; \
+	COPREP_TEST_REAL_GPU=1 $(filter-out $(FAILPOINTS),$(RUST_TESTS)) -p coprep-device; \
 	COPREP_TEST_REAL_GPU=1 $(PY) -m pytest -q --timeout=180 tests/end_to_end/device
 
 .PHONY: lint

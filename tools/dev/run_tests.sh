@@ -63,7 +63,8 @@ total() {
 [[ ${rust_tests[*]} == *nextest* ]] \
     || echo "cargo-nextest is not installed: using cargo test, which does not end a test that hangs"
 run "Rust" "${rust_tests[@]}"
-run "Rust, examples in the documentation" cargo test --doc --quiet
+# With the features of the other tests, so that nothing is built anew.
+run "Rust, examples in the documentation" cargo test --doc --quiet --features coprep-cli/failpoints
 run "Python, two at a time" pytest -n 2 --dist worksteal "${side_by_side[@]}"
 run "Python, four at a time" pytest -n 4 --dist worksteal "${waiting[@]}"
 run "Python" pytest "${side_by_side[@]/#/--ignore=}" "${waiting[@]/#/--ignore=}" tests
