@@ -29,10 +29,12 @@ impl fmt::Display for InvalidShards {
 
 impl std::error::Error for InvalidShards {}
 
-/// Returns `true` if a path or URL names tar shards, and not a folder: it has braces, or ends in `.tar`.
+/// Returns `true` if a path or URL names tar shards, and not a folder: it has braces, or ends in `.tar`, or in `.json` as
+/// a list of shards does.
 #[must_use]
 pub fn names_shards(text: &str) -> bool {
-    text.to_ascii_lowercase().ends_with(".tar") || braces::has_braces(text)
+    let lower = text.to_ascii_lowercase();
+    lower.ends_with(".tar") || lower.ends_with(".json") || braces::has_braces(text)
 }
 
 /// The remedy for a compressed archive.

@@ -16,6 +16,7 @@ mod members;
 mod open;
 mod samples;
 mod scan;
+mod wids;
 
 pub use index_files::IndexFolder;
 pub use open::{IndexOrigins, IndexSummary, OpenShards, ShardSamples, open, write_indexes};

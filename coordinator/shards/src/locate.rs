@@ -196,19 +196,49 @@ impl FilesBeside {
 }
 
 impl FileBeside {
+    /// Returns the file of this path or URL.
+    ///
+    /// # Errors
+    /// If the URL is not accepted.
+    pub(crate) fn named(name: &str, stores: &Stores) -> Result<FileBeside, Error> {
+        Ok(match parse(name)? {
+            None => FileBeside::Local(name.to_owned()),
+            Some(url) => FileBeside::Remote(stores.of(&url)?, url.key, None),
+        })
+    }
+
     /// Returns the content of the file, or `None` if there is none that can be read.
     pub(crate) fn read(&self) -> Option<Vec<u8>> {
         match self {
             FileBeside::Local(path) => index_files::read(Path::new(path)),
-            FileBeside::Remote(store, key, object) => {
-                let mut table = ObjectTable::local(Path::new(""));
-                table.push_object(store, key, object.as_ref());
-                let mut bytes = Vec::new();
-                let read = table.read_at_opening(Extent::whole(0), &mut bytes);
-                read.ok().map(|()| bytes)
-            }
+            FileBeside::Remote(store, key, object) => read_object(store, key, object.as_ref()).ok(),
         }
     }
+
+    /// Returns the content of a file that must be there.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(crate) fn content(&self) -> Result<Vec<u8>, Error> {
+        match self {
+            FileBeside::Local(path) => std::fs::read(path).map_err(|e| {
+                Error::new(ErrorKind::Read, format!("{path} cannot be read")).because(e)
+            }),
+            FileBeside::Remote(store, key, object) => read_object(store, key, object.as_ref()),
+        }
+    }
+}
+
+fn read_object(
+    store: &Arc<RemoteStore>,
+    key: &str,
+    object: Option<&ListedObject>,
+) -> Result<Vec<u8>, Error> {
+    let mut table = ObjectTable::local(Path::new(""));
+    table.push_object(store, key, object);
+    let mut bytes = Vec::new();
+    table.read_at_opening(Extent::whole(0), &mut bytes)?;
+    Ok(bytes)
 }
 
 /// Returns the names of coprep's index beside a shard, and of DALI's.

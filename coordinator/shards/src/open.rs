@@ -15,6 +15,7 @@ use crate::index_files::{self, IndexFolder};
 use crate::locate::{FilesBeside, Shard};
 use crate::samples::{SampleParts, SampleTable};
 use crate::scan::{ReadSizes, ShardReader};
+use crate::wids::ListedShards;
 
 /// Shards that are indexed at once, in a store and on a local disk.
 const REMOTE_AT_ONCE: usize = 64;
@@ -157,7 +158,7 @@ pub fn open(
     folder: &IndexFolder,
     goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<OpenShards, Error> {
-    let opening = Opening::begin(list, stores)?;
+    let opening = Opening::begin(list, ListedShards::of(list, stores)?, stores)?;
     let (indexes, origins) = opening.indexes(stores, folder, goes_on)?;
     let mut samples = ShardSamples::default();
     let mut labels = Vec::new();
@@ -203,8 +204,9 @@ pub fn write_indexes(
     out: Option<&Path>,
     goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<IndexSummary, Error> {
-    let files = out.map(|out| files_in(out, &list.shards)).transpose()?;
-    let opening = Opening::begin(list, stores)?;
+    let listed = ListedShards::of(list, stores)?;
+    let files = out.map(|out| files_in(out, &listed.names)).transpose()?;
+    let opening = Opening::begin(list, listed, stores)?;
     let (indexes, origins) = opening.indexes(stores, folder, goes_on)?;
     for (index, file) in indexes.iter().zip(files.iter().flatten()) {
         let failed = |why: String| {
@@ -250,14 +252,16 @@ struct Opening {
     objects: ObjectTable,
     parts: SampleParts,
     parts_text: String,
+    listed: ListedShards,
 }
 
 /// The index of a shard, or the reason why there is none.
 type Made = (usize, Result<(ShardIndex, bool), Error>);
 
 impl Opening {
-    fn begin(list: &TarShards, stores: &Stores) -> Result<Opening, Error> {
-        let shards = Shard::find_all(&list.shards, stores)?;
+    /// Finds the shards that `listed` names. `list` names the parts of their samples.
+    fn begin(list: &TarShards, listed: ListedShards, stores: &Stores) -> Result<Opening, Error> {
+        let shards = Shard::find_all(&listed.names, stores)?;
         let mut objects = ObjectTable::local(Path::new(""));
         shards.iter().for_each(|shard| shard.push_to(&mut objects));
         let parts = SampleParts::of(list);
@@ -266,11 +270,23 @@ impl Opening {
             objects,
             parts_text: parts.text(),
             parts,
+            listed,
         })
     }
 
     /// Returns the indexes of all shards, in their order.
     fn indexes(
+        &self,
+        stores: &Stores,
+        folder: &IndexFolder,
+        goes_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<(Vec<ShardIndex>, IndexOrigins), Error> {
+        let (indexes, origins) = self.find_or_make(stores, folder, goes_on)?;
+        self.listed.check(&indexes)?;
+        Ok((indexes, origins))
+    }
+
+    fn find_or_make(
         &self,
         stores: &Stores,
         folder: &IndexFolder,

@@ -194,6 +194,38 @@ def test_a_warm_up_reads_shards_in_large_parts(socket_path: Path, server: Object
     assert server.counts()["gets"] == before
 
 
+@pytest.mark.parametrize("place", ["local", "s3", "http"])
+def test_a_list_of_shards_in_json_names_them(
+    socket_path: Path, server: ObjectServer, shards: Path, stored: str, place: str
+) -> None:
+    names = [f"train-{i:03}.tar" for i in range(SHARDS)]
+    sizes = [(shards / name).stat().st_size for name in names]
+    entries = [{"url": name, "nsamples": N // SHARDS, "filesize": size} for name, size in zip(names, sizes, strict=True)]
+    folders = {
+        "local": str(shards),
+        "s3": stored.removesuffix(f"/{BRACES}"),
+        "http": f"{server.address}/bucket/shards",
+    }
+
+    def written(entries: list[dict[str, Any]]) -> coprep.Pipeline:
+        text = json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": entries})
+        (shards / "index.json").write_text(text)
+        server.put("bucket", "shards/index.json", text.encode())
+        return coprep.WebDataset(f"{folders[place]}/index.json")
+
+    listed, named = (
+        batches(loader(source, seed=7), epochs=1) for source in (written(entries), coprep.WebDataset(shards / BRACES))
+    )
+    assert listed == named
+    for wrong, part in [
+        ({**entries[1], "nsamples": 7}, "its list says 7"),
+        ({**entries[1], "url": "gone.tar"}, "gone.tar"),
+        ({"nsamples": 1}, 'has no "url"'),
+    ]:
+        with pytest.raises(ValueError, match=part):
+            len(written([entries[0], wrong]))
+
+
 @pytest.mark.parametrize(
     ("urls", "options", "part"),
     [
