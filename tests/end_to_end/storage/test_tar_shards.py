@@ -217,12 +217,12 @@ def test_a_list_of_shards_in_json_names_them(
         batches(loader(source, seed=7), epochs=1) for source in (written(entries), coprep.WebDataset(shards / BRACES))
     )
     assert listed == named
-    for wrong, part in [
-        ({**entries[1], "nsamples": 7}, "its list says 7"),
-        ({**entries[1], "url": "gone.tar"}, "gone.tar"),
-        ({"nsamples": 1}, 'has no "url"'),
+    for wrong, error, part in [
+        ({**entries[1], "nsamples": 7}, ValueError, "its list says 7"),
+        ({**entries[1], "url": "gone.tar"}, FileNotFoundError, "gone.tar"),
+        ({"nsamples": 1}, ValueError, 'has no "url"'),
     ]:
-        with pytest.raises(ValueError, match=part):
+        with pytest.raises(error, match=part):
             len(written([entries[0], wrong]))
 
 
