@@ -171,6 +171,7 @@ fn arguments<'py>(
             named.set_item("scaled", scaled)?;
             Ok(PyTuple::empty(py))
         }
+        Op::DecodeNpy => Ok(PyTuple::empty(py)),
         Op::Resize { to, interpolation } => {
             named.set_item("interpolation", interpolation.name())?;
             match to {

@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use coprep_client::control;
+use coprep_protocol::array_files;
 use coprep_protocol::dataset_path;
 use coprep_protocol::dataset_url::DatasetUrl;
-use coprep_protocol::operators::check_next;
+use coprep_protocol::operators::{check_next, check_source};
 use coprep_protocol::shard_list::{DEFAULT_IMAGE, DEFAULT_LABEL};
 use coprep_protocol::spec::{
-    DEFAULT_FLIP, DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, FileList, IdentityPart, Op,
-    PipelineSpec, ResizeTo, Source, TarShards, UserDataset,
+    ArrayFiles, DEFAULT_FLIP, DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, Dtype, FileList,
+    IdentityPart, Op, PipelineSpec, ResizeTo, Source, Tail, TarShards, TokenFiles, UserDataset,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -19,9 +20,10 @@ use crate::connect::{coordinator_paths, start_or_find};
 use crate::errors::raise;
 use crate::operators::{self, SizeArgument, calls, number, numbers};
 
-/// A source of images, and the operators that prepare one.
+/// A source of samples, and the operators that prepare one.
 ///
-/// Made by `coprep.ImageFolder`, `coprep.Files` or `coprep.WebDataset`. A pipeline is immutable: every method returns a
+/// Made by `coprep.ImageFolder`, `coprep.Files` or `coprep.WebDataset`; by `coprep.Tokens` and `coprep.Arrays`, whose
+/// samples are tensors already and take no operators. A pipeline is immutable: every method returns a
 /// new one. It can be pickled, copied and compared. `decode` comes first and `normalize` last. The others may come in any
 /// order, as often as you like. One of them must fix the size: `random_resized_crop`, `center_crop`, or
 /// `resize((height, width))`.
@@ -137,6 +139,82 @@ pub(crate) fn web_dataset(
     })
 }
 
+/// The keyword arguments of `coprep.Tokens`, as a dict. `dtype` and `out` are names of NumPy's types.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct TokenOptions {
+    window: u32,
+    dtype: String,
+    stride: u32,
+    out: String,
+    offset: u64,
+    tail: String,
+}
+
+/// Returns windows of files of tokens. `files` are paths or URLs, with or without braces.
+#[pyfunction]
+pub(crate) fn tokens(
+    py: Python<'_>,
+    files: Vec<String>,
+    options: TokenOptions,
+) -> PyResult<PyPipeline> {
+    let element = |argument, name: &str| {
+        let unknown = || format!("{argument}={name:?} is no type that a tensor may have");
+        Dtype::of_name(name).ok_or_else(|| PyValueError::new_err(unknown()))
+    };
+    let TokenOptions {
+        window,
+        stride,
+        offset,
+        ..
+    } = options;
+    let tail = Tail::of_name(&options.tail).ok_or_else(|| {
+        PyValueError::new_err(format!(
+            "tail={:?} must be \"drop\" or \"overlap\"",
+            options.tail
+        ))
+    })?;
+    let files = py.detach(|| array_files::resolved(&files));
+    let list = TokenFiles {
+        files: files.map_err(PyValueError::new_err)?,
+        dtype: element("dtype", &options.dtype)?,
+        out: element("out", &options.out)?,
+        window,
+        stride,
+        offset,
+        tail,
+    };
+    list.check().map_err(PyValueError::new_err)?;
+    Ok(PyPipeline::of(Source::Tokens(list)))
+}
+
+/// Returns the options of [`tokens`] that give the same list.
+fn token_options<'py>(py: Python<'py>, list: &TokenFiles) -> PyResult<Bound<'py, PyDict>> {
+    let options = PyDict::new(py);
+    options.set_item("window", list.window)?;
+    options.set_item("dtype", list.dtype.name())?;
+    options.set_item("stride", list.stride)?;
+    options.set_item("out", list.out.name())?;
+    options.set_item("offset", list.offset)?;
+    options.set_item("tail", list.tail.name())?;
+    Ok(options)
+}
+
+/// Returns the rows of `.npy` files. `files` are paths or URLs, with or without braces.
+#[pyfunction]
+#[pyo3(signature = (files, labels=None))]
+pub(crate) fn arrays(
+    py: Python<'_>,
+    files: Vec<String>,
+    labels: Option<Vec<i64>>,
+) -> PyResult<PyPipeline> {
+    let files = py.detach(|| array_files::resolved(&files));
+    Ok(PyPipeline::of(Source::Arrays(ArrayFiles {
+        files: files.map_err(PyValueError::new_err)?,
+        labels: labels.unwrap_or_default(),
+    })))
+}
+
 /// Returns a dataset of Python code. Its identity consists of named parts with a hash of 16 bytes each.
 #[pyfunction]
 #[pyo3(signature = (name, samples, dataset, rest, *, split, in_job, is_iterated))]
@@ -174,8 +252,18 @@ pub(crate) fn user_dataset(
 }
 
 impl PyPipeline {
+    fn of(source: Source) -> Self {
+        PyPipeline {
+            spec: PipelineSpec {
+                source,
+                ops: Vec::new(),
+            },
+        }
+    }
+
     fn with(&self, op: Op) -> PyResult<Self> {
-        // The check is made here, so that the traceback shows the call that is wrong.
+        // The checks are made here, so that the traceback shows the call that is wrong.
+        check_source(&self.spec.source, &op).map_err(PyValueError::new_err)?;
         check_next(&self.spec.ops, &op).map_err(PyValueError::new_err)?;
         let mut spec = self.spec.clone();
         spec.ops.push(op);
@@ -220,6 +308,26 @@ impl PyPipeline {
             })?,
             scaled,
         })
+    }
+
+    /// Reads each file as a ``.npy`` array. Must be the only operator.
+    ///
+    /// All arrays have the type and shape of the first file's. A batch of them has the shape (batch, \*shape).
+    ///
+    /// >>> coprep.Files(paths, labels).decode_npy()
+    /// >>> coprep.WebDataset("train-{000..099}.tar", image="npy").decode_npy()
+    fn decode_npy(&self) -> PyResult<Self> {
+        self.with(Op::DecodeNpy)
+    }
+
+    /// Whether samples are images, which have types and memory formats of their own.
+    #[getter]
+    fn _is_of_images(&self) -> bool {
+        let is_tensor = matches!(
+            self.spec.source,
+            Source::Tokens(_) | Source::Arrays(_) | Source::UserCode(_)
+        );
+        !is_tensor && !matches!(self.spec.ops.first(), Some(Op::DecodeNpy))
     }
 
     /// Resizes with antialiasing. Deterministic, like `torchvision.transforms.Resize`.
@@ -327,7 +435,7 @@ impl PyPipeline {
     fn root(&self) -> Option<&str> {
         match &self.spec.source {
             Source::ImageFolder { root } => Some(root),
-            Source::Files(_) | Source::TarShards(_) | Source::UserCode(_) => None,
+            _ => None,
         }
     }
 
@@ -372,6 +480,14 @@ impl PyPipeline {
                 "web_dataset",
                 (&list.shards, &list.image, &list.label).into_pyobject(py)?,
             ),
+            Source::Tokens(list) => {
+                let options = token_options(py, list)?;
+                ("tokens", (&list.files, options).into_pyobject(py)?)
+            }
+            Source::Arrays(list) => {
+                let labels = (!list.labels.is_empty()).then_some(&list.labels);
+                ("arrays", (&list.files, labels).into_pyobject(py)?)
+            }
             Source::UserCode(_) => {
                 return Err(PyTypeError::new_err(
                     "cannot pickle what a dataset of Python code comes to: pickle the dataset",

@@ -38,6 +38,8 @@ def framework_of(name: str | None) -> Framework:
 class Images:
     """Makes the batches of a native pipeline: ``(images, labels)``, and the ids if ``with_index``.
 
+    Samples without labels, such as tokens, come as ``images`` alone, or ``(images, ids)``.
+
     Args:
         form: type and memory format of the images.
         gpu: the GPU that batches come on.
@@ -45,22 +47,31 @@ class Images:
 
     def __init__(self, framework: Framework, with_index: bool, form: ImageForm, gpu: Gpu | None) -> None:
         self._torch = framework == "torch"
-        self._fields = 3 if with_index else 2
+        self._with_index = with_index
         self._form = form
         self._gpu = gpu
 
     def __call__(self, arrays: Given, loader: _coprep.Loader) -> Any:
         if isinstance(arrays, _coprep.DeviceBatch):
             assert self._gpu is not None
-            images, labels = self._gpu.tensors(arrays)
-            batch = (self._form.of_device(images, arrays.why_unconverted), labels, ids_on_host(arrays))
-            return batch[: self._fields]
+            images, *labels = self._gpu.tensors(arrays)
+            ids = ids_on_host(arrays)
+            return self._batch(self._form.of_device(images, arrays.why_unconverted), labels, ids)
+        # The ids come last.
+        fields = arrays if self._with_index else arrays[:-1]
         if self._torch:
             import torch
 
-            images, *rest = (torch.from_numpy(np.asarray(array)) for array in arrays[: self._fields])
-            return (self._form.of_host(images), *rest)
-        return tuple(np.asarray(array) for array in arrays[: self._fields])
+            images, *rest = (torch.from_numpy(np.asarray(array)) for array in fields)
+            images = self._form.of_host(images)
+        else:
+            images, *rest = (np.asarray(array) for array in fields)
+        labels, ids = (rest[:-1], rest[-1]) if self._with_index else (rest, None)
+        return self._batch(images, labels, ids)
+
+    def _batch(self, images: Any, labels: list[Any], ids: Any) -> Any:
+        parts = (images, *labels, ids) if self._with_index else (images, *labels)
+        return parts if len(parts) > 1 else images
 
 
 class Samples:

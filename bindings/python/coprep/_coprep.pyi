@@ -21,9 +21,10 @@ Size = int | Iterable[int]
 """Pixels of a side, or (height, width). Sides are 1 to 16384."""
 
 class Pipeline:
-    """A source of images, and the operators that prepare one.
+    """A source of samples, and the operators that prepare one.
 
-    Made by ``coprep.ImageFolder``, ``coprep.Files`` or ``coprep.WebDataset``. A pipeline is immutable: every method
+    Made by ``coprep.ImageFolder``, ``coprep.Files`` or ``coprep.WebDataset``; by ``coprep.Tokens`` and
+    ``coprep.Arrays``, whose samples are tensors already and take no operators. A pipeline is immutable: every method
     returns a new one. It can be pickled, copied and compared. ``decode`` comes first and ``normalize`` last. The others
     may come in any order, as often as you like. One of them must fix the size: ``random_resized_crop``,
     ``center_crop``, or ``resize((height, width))``.
@@ -43,6 +44,19 @@ class Pipeline:
             scaled: whether the JPEG decoder may scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway.
                 This is faster; pixels differ slightly from decoding in full.
         """
+
+    def decode_npy(self) -> Pipeline:
+        """Reads each file as a ``.npy`` array. Must be the only operator.
+
+        All arrays have the type and shape of the first file's. A batch of them has the shape (batch, \\*shape).
+
+        >>> coprep.Files(paths, labels).decode_npy()
+        >>> coprep.WebDataset("train-{000..099}.tar", image="npy").decode_npy()
+        """
+
+    @property
+    def _is_of_images(self) -> bool:
+        """Whether samples are images, which have types and memory formats of their own."""
 
     def resize(self, size: Size, *, interpolation: Interpolation = "bilinear") -> Pipeline:
         """Resizes with antialiasing. Deterministic, like ``torchvision.transforms.Resize``.
@@ -256,6 +270,19 @@ def sample_key(seed: int, sample: int, visit: int) -> int: ...
 def image_folder(root: str | os.PathLike[str]) -> Pipeline: ...
 def files(paths: list[str], labels: list[int] | None = None) -> Pipeline: ...
 def web_dataset(shards: list[str], image: str = "jpg;jpeg;png;webp", label: str | None = "cls") -> Pipeline: ...
+
+class TokenOptions(TypedDict):
+    """The keyword arguments of ``coprep.Tokens``, with types by their names in NumPy."""
+
+    window: int
+    dtype: str
+    stride: int
+    out: str
+    offset: int
+    tail: str
+
+def tokens(files: list[str], options: TokenOptions) -> Pipeline: ...
+def arrays(files: list[str], labels: list[int] | None = None) -> Pipeline: ...
 def restore(
     source: str, arguments: tuple[Any, ...], operators: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 ) -> Pipeline: ...

@@ -26,6 +26,10 @@ pub enum ErrorKind {
     InvalidPipeline,
     /// The bytes are not an image of a known format.
     NotAnImage,
+    /// The bytes are not a `.npy` file.
+    NotAnArray,
+    /// The array has another type or shape than those before it.
+    OtherShape,
     /// The image is of a kind that this version does not decode.
     Unsupported,
     /// The image's data are cut short or broken.
@@ -91,6 +95,20 @@ pub(crate) fn not_an_image(what: impl Into<String>) -> Error {
     skippable(
         Error::new(ErrorKind::NotAnImage, what),
         "JPEG, PNG and WebP are decoded: convert or remove the file",
+    )
+}
+
+pub(crate) fn not_an_array(what: impl Into<String>) -> Error {
+    skippable(
+        Error::new(ErrorKind::NotAnArray, what),
+        "write arrays by numpy.save, and leave out other files",
+    )
+}
+
+pub(crate) fn other_shape(what: impl Into<String>) -> Error {
+    skippable(
+        Error::new(ErrorKind::OtherShape, what),
+        "write all arrays with one type and shape",
     )
 }
 

@@ -1,11 +1,13 @@
-//! Datasets: folders of classes, lists of files, and tar shards, local or in a remote store.
+//! Datasets: folders of classes, lists of files, tar shards, and windows of arrays, local or in a remote store.
 //!
 //! A dataset is held once, in a few arrays. A sample takes 8 bytes and its name within its folder, and in a store 20 bytes
 //! more. The order of samples is that of `torchvision.datasets.ImageFolder`: classes in lexicographic
 //! order; within a class, the folders in the order of their paths, links followed; within a folder, the files by name.
 
+mod arrays;
 mod labels;
 mod remote;
+mod windows;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -19,6 +21,8 @@ use coprep_shards::{IndexFolder, ShardSamples};
 use coprep_storage::{Extent, ObjectTable, OutageReport, ReadThrottle, Stores};
 
 use self::labels::Labels;
+use self::windows::Windows;
+use crate::array_pipeline::ArrayForm;
 use crate::error::{self, Error, ErrorKind};
 
 /// Endings of file names that make a file of a folder a sample, in upper or lower case.
@@ -35,12 +39,23 @@ const HEAD_BYTES: u64 = 256 << 10;
 pub struct Dataset {
     classes: Vec<String>,
     labels: Labels,
-    /// The objects. Without `shards`, each is a sample, so the id of a sample is the number of its object.
     objects: ObjectTable,
-    /// The places of samples within objects that are tar shards.
-    shards: Option<ShardSamples>,
+    places: Places,
+    /// The form of samples that are tensors already.
+    array_form: Option<ArrayForm>,
     ignored: u64,
     fingerprint: u128,
+}
+
+/// The places of samples within their objects.
+#[derive(Debug)]
+enum Places {
+    /// Each object is a sample, so the id of a sample is the number of its object.
+    Objects,
+    /// Images in tar shards.
+    Shards(ShardSamples),
+    /// Parts of files, all of one length.
+    Windows(Windows),
 }
 
 impl Dataset {
@@ -76,6 +91,8 @@ impl Dataset {
             },
             Source::Files(list) => files(list, stores)?,
             Source::TarShards(list) => tar_shards(list, stores, goes_on)?,
+            Source::Tokens(tokens) => arrays::tokens(tokens, stores)?,
+            Source::Arrays(files) => arrays::rows(files, stores)?,
             Source::UserCode(user) => {
                 return Err(invalid(format!(
                     "{} is a dataset of a job's own code: only its jobs can open it",
@@ -101,7 +118,8 @@ impl Dataset {
             classes: Vec::new(),
             labels: Labels::default(),
             objects: ObjectTable::local(root),
-            shards: None,
+            places: Places::Objects,
+            array_form: None,
             ignored: 0,
             fingerprint: 0,
         }
@@ -115,8 +133,10 @@ impl Dataset {
     fn hash(&self) -> u128 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         self.objects.identify(&mut hash);
-        if let Some(shards) = &self.shards {
-            shards.identify(&mut hash);
+        match &self.places {
+            Places::Objects => {}
+            Places::Shards(shards) => shards.identify(&mut hash),
+            Places::Windows(windows) => windows.identify(&mut hash),
         }
         self.labels
             .iter()
@@ -155,8 +175,12 @@ impl Dataset {
     /// Returns the bytes of memory that the list of samples takes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        let shards = self.shards.as_ref().map_or(0, ShardSamples::memory_bytes);
-        self.objects.memory_bytes() + self.labels.memory_bytes() + shards
+        let places = match &self.places {
+            Places::Objects => 0,
+            Places::Shards(shards) => shards.memory_bytes(),
+            Places::Windows(windows) => windows.memory_bytes(),
+        };
+        self.objects.memory_bytes() + self.labels.memory_bytes() + places
     }
 
     /// Returns the label of a sample: the position of its class in [`Dataset::classes`], or the number that the list
@@ -171,19 +195,22 @@ impl Dataset {
     }
 
     /// Returns the path of a sample's file, or its URL. After it, for a sample in a shard: `#` and the name of its image
-    /// there.
+    /// there; for a window: `#bytes`, and the offsets of its first byte and of the byte after its last.
     ///
     /// # Panics
     ///
     /// If `id` is not below [`Dataset::len`].
     #[must_use]
     pub fn path(&self, id: u32) -> PathBuf {
-        let Some(shards) = &self.shards else {
-            return self.objects.path(id);
+        let object = self.extent(id).object;
+        let within = match &self.places {
+            Places::Objects => return self.objects.path(object),
+            Places::Shards(shards) => shards.name(id).to_owned(),
+            Places::Windows(windows) => windows.name(id),
         };
-        let mut path = self.objects.path(shards.shard(id)).into_os_string();
+        let mut path = self.objects.path(object).into_os_string();
         path.push("#");
-        path.push(shards.name(id));
+        path.push(within);
         path.into()
     }
 
@@ -204,16 +231,39 @@ impl Dataset {
     /// If `id` is not below [`Dataset::len`].
     #[must_use]
     pub fn extent(&self, id: u32) -> Extent {
-        match &self.shards {
-            Some(shards) => shards.extent(id),
-            None => Extent::whole(id),
+        match &self.places {
+            Places::Objects => Extent::whole(id),
+            Places::Shards(shards) => shards.extent(id),
+            Places::Windows(windows) => windows.extent(id),
         }
     }
 
     /// Returns `true` if samples lie in tar shards.
     #[must_use]
     pub fn is_sharded(&self) -> bool {
-        self.shards.is_some()
+        matches!(self.places, Places::Shards(_))
+    }
+
+    /// Returns `true` if samples have labels. Otherwise [`Dataset::label`] is 0 for all, and batches have none.
+    #[must_use]
+    pub fn has_labels(&self) -> bool {
+        self.array_form.is_none() || !matches!(self.labels, Labels::Zeros(_))
+    }
+
+    /// Returns `true` if samples are tensors already, so that no operators belong to them.
+    #[must_use]
+    pub fn is_of_arrays(&self) -> bool {
+        self.array_form.is_some()
+    }
+
+    /// Returns the form of samples that are tensors already, or `None` if samples are files that are to be decoded.
+    pub(crate) fn array_form(&self) -> Option<&ArrayForm> {
+        self.array_form.as_ref()
+    }
+
+    /// Returns `true` if samples are parts of objects.
+    fn has_parts(&self) -> bool {
+        !matches!(self.places, Places::Objects)
     }
 
     /// Returns the names of the classes, in the order of their labels. Lists of files and shards have none.
@@ -263,9 +313,10 @@ impl Dataset {
     /// Returns the length of a sample if the listing told it, so that nobody needs to be asked.
     #[must_use]
     pub fn listed_len(&self, id: u32) -> Option<u64> {
-        match &self.shards {
-            Some(shards) => Some(shards.length(id)),
-            None => self.objects.listed_length(id),
+        match &self.places {
+            Places::Objects => self.objects.listed_length(id),
+            Places::Shards(shards) => Some(shards.length(id)),
+            Places::Windows(windows) => Some(windows.length()),
         }
     }
 
@@ -275,9 +326,10 @@ impl Dataset {
     ///
     /// If the file is missing or cannot be read.
     pub fn file_len(&self, id: u32) -> Result<u64, Error> {
-        match &self.shards {
-            Some(shards) => Ok(shards.length(id)),
-            None => self.objects.length(id).map_err(error::of_storage),
+        match &self.places {
+            Places::Objects => self.objects.length(id).map_err(error::of_storage),
+            Places::Shards(shards) => Ok(shards.length(id)),
+            Places::Windows(windows) => Ok(windows.length()),
         }
     }
 
@@ -297,7 +349,7 @@ impl Dataset {
     ///
     /// If the file is missing or cannot be read.
     pub fn fetch_head(&self, id: u32, into: &mut Vec<u8>) -> Result<(), Error> {
-        if self.is_sharded() {
+        if self.has_parts() {
             *into = self
                 .fetch_heads(&[id])
                 .pop()
@@ -310,7 +362,7 @@ impl Dataset {
 
     /// Reads the starts of several samples' files: at once from a remote store, one after another from a local folder.
     pub fn fetch_heads(&self, ids: &[u32]) -> Vec<Result<Vec<u8>, Error>> {
-        let heads = if self.is_sharded() {
+        let heads = if self.has_parts() {
             let extents: Vec<Extent> = ids.iter().map(|&id| self.extent(id)).collect();
             self.objects.read_part_heads(&extents, HEAD_BYTES)
         } else {
@@ -374,7 +426,7 @@ fn tar_shards(
     let label = |i: usize| open.labels.get(i).copied().unwrap_or(0);
     dataset.labels = (0..open.samples.len()).map(label).collect();
     dataset.objects = open.objects;
-    dataset.shards = Some(open.samples);
+    dataset.places = Places::Shards(open.samples);
     Ok(dataset)
 }
 

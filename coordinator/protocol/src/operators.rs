@@ -3,7 +3,7 @@
 //! Clients check an operator where it is written. The coordinator checks each pipeline that it receives. Both use these
 //! functions.
 
-use crate::spec::{Op, ResizeTo};
+use crate::spec::{Op, ResizeTo, Source};
 
 /// Most pixels of a side of an image that an operator makes.
 pub const MAX_SIDE: u32 = 16_384;
@@ -35,7 +35,7 @@ pub fn check_next(before: &[Op], op: &Op) -> Result<(), String> {
         Op::Decode { max_pixels: 0, .. } => {
             Err("decode: max_pixels is 0, so no image would be accepted".into())
         }
-        Op::Decode { .. } => Ok(()),
+        Op::Decode { .. } | Op::DecodeNpy => Ok(()),
         Op::Resize { to, .. } => {
             let (height, width) = match to {
                 ResizeTo::Shorter(side) => (side, side),
@@ -62,14 +62,39 @@ pub fn check_next(before: &[Op], op: &Op) -> Result<(), String> {
     }
 }
 
+/// Checks whether samples of a source can be prepared by an operator.
+///
+/// # Errors
+///
+/// The mistake, with the remedy.
+pub fn check_source(source: &Source, op: &Op) -> Result<(), String> {
+    let name = op.name();
+    match (source, op) {
+        (Source::Tokens(_) | Source::Arrays(_), _) => Err(format!(
+            "{name}() is for files that have to be decoded: samples of Tokens and Arrays are tensors already, so give the \
+             pipeline to DataLoader as it is"
+        )),
+        (Source::ImageFolder { .. }, Op::DecodeNpy) => Err(
+            "ImageFolder lists images only: give .npy files by coprep.Files(paths, labels)".into(),
+        ),
+        _ => Ok(()),
+    }
+}
+
 fn check_order(before: &[Op], op: &Op) -> Result<(), String> {
     let name = op.name();
     match (before.last(), op) {
-        (None, Op::Decode { .. }) => Ok(()),
+        (None, Op::Decode { .. } | Op::DecodeNpy) => Ok(()),
         (None, _) => Err(format!(
             "a pipeline begins with decode(): put it first, before {name}()"
         )),
+        (Some(Op::DecodeNpy), _) => Err(format!(
+            "decode_npy() gives the arrays of the files as they are: no {name}() can follow"
+        )),
         (Some(_), Op::Decode { .. }) => Err("decode() comes twice: remove the second".into()),
+        (Some(_), Op::DecodeNpy) => {
+            Err("decode_npy() is for files of arrays, and must be the only operator".into())
+        }
         (Some(Op::Normalize { .. }), _) => Err(format!(
             "normalize() gives float32 and must be the last operator: put {name}() before it"
         )),
@@ -113,6 +138,7 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Op::Decode { .. } => "decode",
+            Op::DecodeNpy => "decode_npy",
             Op::Resize { .. } => "resize",
             Op::CenterCrop { .. } => "center_crop",
             Op::RandomResizedCrop { .. } => "random_resized_crop",

@@ -22,6 +22,48 @@ pub enum Source {
     UserCode(UserDataset),
     /// Tar files in the layout of WebDataset.
     TarShards(TarShards),
+    /// Windows of files of integers.
+    Tokens(TokenFiles),
+    /// Rows of `.npy` files.
+    Arrays(ArrayFiles),
+}
+
+/// Files of integers without structure, such as the tokens of a text. A sample is a window of them: `window` tokens that
+/// begin at token 0, `stride`, 2 `stride` and so on of a file. No window spans two files. Ids follow (file, position).
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct TokenFiles {
+    /// Absolute paths, or URLs, without braces.
+    pub files: Vec<String>,
+    /// Type of the tokens in the files, in little-endian byte order.
+    pub dtype: Dtype,
+    /// Type of the tokens in a batch: `dtype`, or a wider one.
+    pub out: Dtype,
+    /// Tokens of a sample.
+    pub window: u32,
+    /// Tokens from the beginning of one window to the next.
+    pub stride: u32,
+    /// Bytes of a header at the beginning of each file.
+    pub offset: u64,
+    /// Rule for the tokens behind the last whole stride of a file.
+    pub tail: Tail,
+}
+
+/// Rule for the tokens at the end of a file that do not fill another window.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tail {
+    /// They are left out.
+    Drop,
+    /// One more window ends at the end of the file, and overlaps the window before it by more than the others.
+    Overlap,
+}
+
+/// `.npy` files whose rows are samples. All have one element type, and rows of one shape. Ids follow (file, row).
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+pub struct ArrayFiles {
+    /// Absolute paths, or URLs, without braces.
+    pub files: Vec<String>,
+    /// One label for each row of all files, or empty. Without labels a batch has none.
+    pub labels: Vec<i64>,
 }
 
 /// Tar files in the layout of WebDataset: consecutive files whose names agree up to the first dot are one sample. Ids
@@ -117,6 +159,8 @@ pub enum Op {
         /// is faster, but pixels differ slightly from decoding in full and resizing.
         scaled: bool,
     },
+    /// Reads the file as a `.npy` array. Must be the only operator. All files have the type and shape of the first.
+    DecodeNpy,
     /// Resizes the image. Deterministic.
     Resize {
         /// Target size.
@@ -183,7 +227,7 @@ impl Op {
 pub struct PipelineSpec {
     /// Source of the samples.
     pub source: Source,
-    /// Operators in order. The first is [`Op::Decode`].
+    /// Operators in order. The first decodes. Tokens and rows of arrays have none.
     pub ops: Vec<Op>,
 }
 
@@ -374,6 +418,8 @@ impl fmt::Display for PipelineSpec {
             Source::Files(list) => write!(f, "Files({} paths)", list.paths.len())?,
             Source::UserCode(user) => f.write_str(&user.name)?,
             Source::TarShards(shards) => write!(f, "{shards}")?,
+            Source::Tokens(tokens) => write!(f, "{tokens}")?,
+            Source::Arrays(arrays) => write!(f, "{arrays}")?,
         }
         self.ops.iter().try_for_each(|op| write!(f, ".{op}"))
     }
@@ -396,6 +442,7 @@ impl fmt::Display for Op {
                 arguments.extend((!scaled).then(|| "scaled=False".into()));
                 "decode"
             }
+            Op::DecodeNpy => "decode_npy",
             Op::Resize { to, interpolation } => {
                 arguments.push(match to {
                     ResizeTo::Shorter(side) => side.to_string(),

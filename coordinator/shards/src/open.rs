@@ -257,7 +257,7 @@ type Made = (usize, Result<(ShardIndex, bool), Error>);
 
 impl Opening {
     fn begin(list: &TarShards, stores: &Stores) -> Result<Opening, Error> {
-        let shards = Shard::find_all(&list.shards, stores)?;
+        let shards = Shard::find_all(&list.shards, "shard", stores)?;
         let mut objects = ObjectTable::local(Path::new(""));
         shards.iter().for_each(|shard| shard.push_to(&mut objects));
         let parts = SampleParts::of(list);

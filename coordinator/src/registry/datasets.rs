@@ -80,7 +80,10 @@ fn needs_listing(source: &Source) -> bool {
     // An invalid URL is reported when the dataset is opened.
     let is_url = |path: &String| !matches!(DatasetUrl::parse(path), Ok(None));
     match source {
-        Source::ImageFolder { .. } | Source::TarShards(_) => true,
+        Source::ImageFolder { .. }
+        | Source::TarShards(_)
+        | Source::Tokens(_)
+        | Source::Arrays(_) => true,
         Source::Files(list) => list.paths.iter().any(is_url),
         Source::UserCode(_) => false,
     }

@@ -133,6 +133,12 @@ fn sources_that_differ(a: &Source, b: &Source) -> Option<String> {
         (Source::TarShards(a), Source::TarShards(b)) if a.shards == b.shards => {
             (a != b).then(|| format!("parts of samples, {a} and {b}"))
         }
+        (Source::Tokens(a), Source::Tokens(b)) if a.files == b.files => {
+            (a != b).then(|| format!("windows, {a} and {b}"))
+        }
+        (Source::Arrays(a), Source::Arrays(b)) if a.files == b.files => {
+            (a != b).then(|| "labels".into())
+        }
         _ => (a != b).then(|| format!("source {} and {}", source_name(a), source_name(b))),
     }
 }
@@ -183,6 +189,8 @@ pub(super) fn source_name(source: &Source) -> String {
         Source::Files(list) => format!("{} files", list.paths.len()),
         Source::UserCode(user) => user.name.clone(),
         Source::TarShards(shards) => shards.name(),
+        Source::Tokens(tokens) => tokens.name(),
+        Source::Arrays(arrays) => arrays.name(),
     }
 }
 
@@ -192,6 +200,8 @@ pub fn describe(spec: &PipelineSpec) -> String {
         Source::UserCode(user) if user.in_job => "made by the jobs".into(),
         Source::UserCode(user) if user.split => "dataset[i] > transform".into(),
         Source::UserCode(_) => "dataset[i]".into(),
+        Source::Tokens(_) => "windows of tokens".into(),
+        Source::Arrays(_) => "rows of arrays".into(),
         _ => operators::describe(&spec.ops),
     }
 }
