@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Arrays",
+    "AudioFolder",
     "CacheWarning",
     "CoprepError",
     "DataLoader",
@@ -95,8 +96,25 @@ def ImageFolder(root: Path) -> Pipeline:  # noqa: N802 - the name is torchvision
     return _coprep.image_folder(root)
 
 
+def AudioFolder(root: Path) -> Pipeline:  # noqa: N802
+    """Returns the audio files of a folder with one subfolder per class: those that end in .wav or .flac, in any case.
+
+    Classes and ids are numbered as by :func:`ImageFolder`. Batches are ``(audio, labels)``: float32 of shape (batch,
+    channels, samples), or (batch, channels, bands, frames) after ``log_mel``; labels are int64 of shape (batch,).
+
+    Args:
+        root: the folder, or its URL in an object store, as for :func:`ImageFolder`.
+
+    Raises:
+        ValueError: the URL is not accepted.
+
+    >>> coprep.AudioFolder("data/train").decode_audio().resample(16000).random_crop(2.0).log_mel(n_mels=80)
+    """
+    return _coprep.audio_folder(root)
+
+
 def Files(paths: Iterable[Path], labels: Iterable[int] | None = None) -> Pipeline:  # noqa: N802
-    """Returns files by path: images, or ``.npy`` arrays. A sample's id is its position in the list.
+    """Returns files by path: images, audio, or ``.npy`` arrays. A sample's id is its position in the list.
 
     Args:
         paths: the files, or their URLs: ``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``.
@@ -125,7 +143,7 @@ def WebDataset(  # noqa: N802 - the name is that of the package webdataset
         urls: uncompressed tar files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or
             several. Braces are expanded: ``"s3://bucket/train-{000..099}.tar"``, ``"{a,b}.tar"``.
         image: endings of the images' names, without a dot, separated by semicolons. The first one that a sample has is
-            its image.
+            its image. ``"flac;wav"`` names audio, for ``decode_audio``, and ``"npy"`` arrays, for ``decode_npy``.
         label: ending of the file that holds the label, an integer in text; ``"json:field"`` for an integer field of the
             sample's .json file; ``None`` for no labels, which gives 0 for all.
 
@@ -151,16 +169,16 @@ def Tokens(  # noqa: N802
 ) -> Pipeline:
     """Returns windows of files of integers, such as the tokens of a text. Nothing is decoded.
 
-    A file is tokens one after another, in little-endian byte order, as ``numpy.ndarray.tofile`` writes them. Samples are
-    its tokens ``[0, window)``, ``[stride, stride + window)`` and so on. No window spans two files. Sample ids follow
-    (file, position). A batch is one tensor of shape (batch, window), without labels; ``(tokens, ids)`` with
+    A file is tokens one after another, in little-endian byte order, as ``numpy.ndarray.tofile`` writes them. Samples
+    are its tokens ``[0, window)``, ``[stride, stride + window)`` and so on. No window spans two files. Sample ids
+    follow (file, position). A batch is one tensor of shape (batch, window), without labels; ``(tokens, ids)`` with
     ``with_index=True``. It takes no operators.
 
     The places of windows are computed, and take no memory.
 
     Args:
-        files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or several. Braces are expanded:
-            ``"s3://bucket/train-{000..099}.bin"``.
+        files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or several. Braces are
+            expanded: ``"s3://bucket/train-{000..099}.bin"``.
         window: tokens of a sample.
         dtype: type of the tokens in the files: ``"uint8"`` to ``"int64"``, or such a type of NumPy's or PyTorch's.
         stride: tokens from the beginning of one window to that of the next; ``window`` if left out. For inputs and
@@ -174,8 +192,8 @@ def Tokens(  # noqa: N802
 
     Raises:
         ValueError: a name or a number is not accepted, ``out`` does not hold every value of ``dtype``, or a type is
-            big-endian. When a loader opens the files: one of them is missing, is shorter than a window, or its tokens do
-            not fill its bytes.
+            big-endian. When a loader opens the files: one of them is missing, is shorter than a window, or its tokens
+            do not fill its bytes.
         TypeError: an argument has the wrong type.
 
     >>> coprep.Tokens("s3://bucket/train.bin", window=2049, stride=2048, out="int64")
@@ -195,19 +213,19 @@ def Tokens(  # noqa: N802
 def Arrays(files: Path | Iterable[Path], labels: Iterable[int] | None = None) -> Pipeline:  # noqa: N802
     """Returns the rows of ``.npy`` files: element ``[i]`` of an array is a sample. Nothing is decoded.
 
-    The header of each file is read once. All files have one element type, and rows of one shape. Sample ids follow (file,
-    row). A batch is one tensor of shape (batch, \\*shape of a row), or ``(array, labels)`` with ``labels``; the ids come
-    last with ``with_index=True``. It takes no operators. Where each file is a sample, use
-    ``coprep.Files(paths).decode_npy()``.
+    The header of each file is read once. All files have one element type, and rows of one shape. Sample ids follow
+    (file, row). A batch is one array of rows, or ``(array, labels)`` with ``labels``; the ids come last with
+    ``with_index=True``. It takes no operators. Where each file is a sample, use ``coprep.Files(paths).decode_npy()``.
 
     Args:
-        files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or several. Braces are expanded.
+        files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or several. Braces are
+            expanded.
         labels: one integer for each row of all files.
 
     Raises:
-        ValueError: a name is not accepted. When a loader opens the files: one of them is missing, is no ``.npy`` file, is
-            in Fortran order, big-endian, or of objects, or its rows differ from those of the first; or rows and labels
-            differ in number.
+        ValueError: a name is not accepted. When a loader opens the files: one of them is missing, is no ``.npy`` file,
+            is in Fortran order, big-endian, or of objects, or its rows differ from those of the first; or rows and
+            labels differ in number.
         TypeError: an argument has the wrong type.
 
     >>> coprep.Arrays("s3://bucket/features.npy", labels)

@@ -55,23 +55,19 @@ class Images:
         if isinstance(arrays, _coprep.DeviceBatch):
             assert self._gpu is not None
             images, *labels = self._gpu.tensors(arrays)
-            ids = ids_on_host(arrays)
-            return self._batch(self._form.of_device(images, arrays.why_unconverted), labels, ids)
+            images = self._form.of_device(images, arrays.why_unconverted)
+            return self._batch([images, *labels, *([ids_on_host(arrays)] if self._with_index else [])])
         # The ids come last.
-        fields = arrays if self._with_index else arrays[:-1]
+        values: list[Any] = [np.asarray(array) for array in (arrays if self._with_index else arrays[:-1])]
         if self._torch:
             import torch
 
-            images, *rest = (torch.from_numpy(np.asarray(array)) for array in fields)
-            images = self._form.of_host(images)
-        else:
-            images, *rest = (np.asarray(array) for array in fields)
-        labels, ids = (rest[:-1], rest[-1]) if self._with_index else (rest, None)
-        return self._batch(images, labels, ids)
+            values = [torch.from_numpy(value) for value in values]
+            values[0] = self._form.of_host(values[0])
+        return self._batch(values)
 
-    def _batch(self, images: Any, labels: list[Any], ids: Any) -> Any:
-        parts = (images, *labels, ids) if self._with_index else (images, *labels)
-        return parts if len(parts) > 1 else images
+    def _batch(self, values: list[Any]) -> Any:
+        return tuple(values) if len(values) > 1 else values[0]
 
 
 class Samples:

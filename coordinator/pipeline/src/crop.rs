@@ -12,11 +12,11 @@ pub(crate) struct ImageSize {
 /// Size of a sample's decoded form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodedShape {
-    /// Width in pixels; of an array, its bytes.
+    /// Width in pixels; of an array, its bytes; of audio, the samples of a channel.
     pub width: u32,
-    /// Height in pixels; of an array, 1.
+    /// Height in pixels; of an array, 1; of audio, the channels.
     pub height: u32,
-    /// Bytes of a pixel; of an array, 1.
+    /// Bytes of a pixel, or of a sample of audio; of an array, 1.
     pub(crate) pixel_bytes: u32,
 }
 

@@ -583,9 +583,6 @@ fn split_normalize(ops: &[Op]) -> (&[Op], Option<Normalize>) {
 
 fn step(op: &Op) -> Result<OperatorStep, Error> {
     match *op {
-        Op::Decode { .. } | Op::DecodeNpy | Op::Normalize { .. } => {
-            Err(invalid(format!("{}() is in the wrong place", op.name())))
-        }
         Op::Resize {
             to,
             interpolation: filter,
@@ -605,6 +602,7 @@ fn step(op: &Op) -> Result<OperatorStep, Error> {
             filter,
         }),
         Op::RandomHorizontalFlip { p } => Ok(OperatorStep::RandomMirror { p: p.into() }),
+        ref other => Err(invalid(format!("{}() is in the wrong place", other.name()))),
     }
 }
 

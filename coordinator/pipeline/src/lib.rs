@@ -21,6 +21,8 @@
 //! differ.
 
 mod array_pipeline;
+mod audio_codec;
+mod audio_pipeline;
 mod codec;
 mod crop;
 mod error;
@@ -28,8 +30,10 @@ mod header;
 mod image_pipeline;
 mod jpeg;
 mod layout;
+mod mel;
 mod npy;
 mod pipeline;
+mod resample;
 mod resize;
 mod rng;
 mod source;

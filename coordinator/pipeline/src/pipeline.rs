@@ -5,6 +5,7 @@ use coprep_protocol::operators;
 use coprep_protocol::spec::{Field, Op};
 
 use crate::array_pipeline::ArrayPipeline;
+use crate::audio_pipeline::{AudioPipeline, AudioScratch};
 use crate::crop::DecodedShape;
 use crate::error::{self, Error, ErrorKind};
 use crate::image_pipeline::{ImagePipeline, ImageScratch};
@@ -21,6 +22,7 @@ pub struct Pipeline {
 enum Kind {
     Image(ImagePipeline),
     Array(ArrayPipeline),
+    Audio(AudioPipeline),
 }
 
 /// A sample's decoded form.
@@ -30,7 +32,8 @@ pub struct DecodedView<'a> {
     pub width: u32,
     /// Height, as in [`DecodedShape`].
     pub height: u32,
-    /// The bytes: of an image rows of RGB, 8 bits each; of an array its bytes.
+    /// The bytes: of an image rows of RGB, 8 bits each; of an array its bytes; of audio
+    /// float32 samples, one channel after another.
     pub pixels: &'a [u8],
 }
 
@@ -40,14 +43,14 @@ pub struct PipelineRun {
     /// Wall time by stage. `decode` is from the file's bytes to pixels, `fixed` the operators before the first random
     /// one, and `random` the rest, including the writing of the slot. The pipeline does not measure `fetch` and `cpu`.
     pub times: MeasuredTimes,
-    /// Pixels in the file, or elements of an array; 0 if the file was not read.
+    /// Pixels in the file, elements of an array, or samples of all channels; 0 if the file was not read.
     pub pixels: u64,
 }
 
 /// Sizes of a sample, read from the file's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Picture {
-    /// Pixels in the file, or elements of an array.
+    /// Pixels in the file, elements of an array, or samples of all channels.
     pub pixels: u64,
     /// Size of the decoded form.
     pub decoded: DecodedShape,
@@ -57,6 +60,7 @@ pub struct Picture {
 #[derive(Default)]
 pub struct Scratch {
     image: ImageScratch,
+    audio: AudioScratch,
 }
 
 impl Scratch {
@@ -89,6 +93,7 @@ impl Pipeline {
                     "the shape of arrays is not known without their files",
                 ));
             }
+            Some(Op::DecodeAudio { .. }) => Kind::Audio(AudioPipeline::compile(ops)?),
             _ => Kind::Image(ImagePipeline::compile(ops)?),
         };
         Ok(Pipeline { kind })
@@ -129,12 +134,13 @@ impl Pipeline {
     }
 
     /// Returns the tensor that one sample becomes. `image`: 3 x height x width, uint8, or float32 if it is normalised.
-    /// `tokens` or `array`: as the source says.
+    /// `tokens` or `array`: as the source says. `audio`: float32, channels x samples, or channels x bands x frames.
     #[must_use]
     pub fn output(&self) -> Field {
         match &self.kind {
             Kind::Image(images) => images.output(),
             Kind::Array(arrays) => arrays.output(),
+            Kind::Audio(audio) => audio.output(),
         }
     }
 
@@ -144,6 +150,7 @@ impl Pipeline {
         match &self.kind {
             Kind::Image(images) => images.is_deterministic(),
             Kind::Array(_) => true,
+            Kind::Audio(audio) => audio.is_deterministic(),
         }
     }
 
@@ -152,7 +159,7 @@ impl Pipeline {
     pub fn reduces(&self) -> bool {
         match &self.kind {
             Kind::Image(images) => images.reduces(),
-            Kind::Array(_) => false,
+            Kind::Array(_) | Kind::Audio(_) => false,
         }
     }
 
@@ -163,6 +170,7 @@ impl Pipeline {
         let kind = match &self.kind {
             Kind::Image(images) => Kind::Image(images.exact()),
             Kind::Array(arrays) => Kind::Array(arrays.clone()),
+            Kind::Audio(audio) => Kind::Audio(audio.clone()),
         };
         Pipeline { kind }
     }
@@ -186,6 +194,7 @@ impl Pipeline {
         match &self.kind {
             Kind::Image(images) => images.inspect(encoded),
             Kind::Array(arrays) => Ok(arrays.inspect()),
+            Kind::Audio(audio) => audio.inspect(encoded),
         }
     }
 
@@ -203,6 +212,7 @@ impl Pipeline {
         match &self.kind {
             Kind::Image(images) => images.decode_into(encoded, &mut scratch.image, out),
             Kind::Array(arrays) => arrays.decode_into(encoded, out),
+            Kind::Audio(audio) => audio.decode_into(encoded, &mut scratch.audio, out),
         }
     }
 
@@ -223,6 +233,7 @@ impl Pipeline {
         match &self.kind {
             Kind::Image(images) => images.prepare_encoded(encoded, key, &mut scratch.image, slot),
             Kind::Array(arrays) => arrays.prepare_encoded(encoded, slot()),
+            Kind::Audio(audio) => audio.prepare_encoded(encoded, key, &mut scratch.audio, slot),
         }
     }
 
@@ -241,6 +252,7 @@ impl Pipeline {
         match &self.kind {
             Kind::Image(images) => images.prepare_decoded(decoded, key, &mut scratch.image, slot),
             Kind::Array(arrays) => arrays.prepare_decoded(decoded.pixels, slot()),
+            Kind::Audio(audio) => audio.prepare_decoded(decoded, key, &mut scratch.audio, slot),
         }
     }
 }

@@ -25,11 +25,42 @@ use self::windows::Windows;
 use crate::array_pipeline::ArrayForm;
 use crate::error::{self, Error, ErrorKind};
 
-/// Endings of file names that make a file of a folder a sample, in upper or lower case.
+/// Endings of file names that make a file of a folder of images a sample, in upper or lower case.
 const DECODED: [&str; 4] = [".jpg", ".jpeg", ".png", ".webp"];
 
 /// Further endings that torchvision takes but that are not decoded here.
 const NOT_DECODED: [&str; 5] = [".bmp", ".pgm", ".ppm", ".tif", ".tiff"];
+
+/// Endings that make a file of a folder of audio a sample.
+const DECODED_AUDIO: [&str; 2] = [".flac", ".wav"];
+
+/// The files of a folder that are samples.
+struct FolderKind {
+    /// What a sample is, for people.
+    sample: &'static str,
+    /// Name of a folder of such samples, for people.
+    folder: &'static str,
+    /// Example of a path below the folder.
+    example: &'static str,
+    decoded: &'static [&'static str],
+    not_decoded: &'static [&'static str],
+}
+
+const IMAGES: FolderKind = FolderKind {
+    sample: "image",
+    folder: "an image folder",
+    example: "root/class/image.jpg",
+    decoded: &DECODED,
+    not_decoded: &NOT_DECODED,
+};
+
+const AUDIO: FolderKind = FolderKind {
+    sample: "audio file",
+    folder: "a folder of audio",
+    example: "root/class/sound.flac",
+    decoded: &DECODED_AUDIO,
+    not_decoded: &[],
+};
 
 /// Bytes that [`Dataset::fetch_head`] reads. Exif data and a colour profile may come before the size.
 const HEAD_BYTES: u64 = 256 << 10;
@@ -85,10 +116,8 @@ impl Dataset {
         goes_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Dataset, Error> {
         let mut dataset = match source {
-            Source::ImageFolder { root } => match url(root)? {
-                Some(url) => remote::image_folder(&url, stores, goes_on)?,
-                None => image_folder(Path::new(root))?,
-            },
+            Source::ImageFolder { root } => class_folder(root, &IMAGES, stores, goes_on)?,
+            Source::AudioFolder { root } => class_folder(root, &AUDIO, stores, goes_on)?,
             Source::Files(list) => files(list, stores)?,
             Source::TarShards(list) => tar_shards(list, stores, goes_on)?,
             Source::Tokens(tokens) => arrays::tokens(tokens, stores)?,
@@ -430,18 +459,31 @@ fn tar_shards(
     Ok(dataset)
 }
 
-fn image_folder(root: &Path) -> Result<Dataset, Error> {
-    let classes = class_folders(root)?;
+/// Lists a folder with one subfolder per class, local or in a store.
+fn class_folder(
+    root: &str,
+    kind: &FolderKind,
+    stores: &Stores,
+    goes_on: &mut dyn FnMut(u64) -> bool,
+) -> Result<Dataset, Error> {
+    match url(root)? {
+        Some(url) => remote::class_folder(&url, kind, stores, goes_on),
+        None => local_class_folder(Path::new(root), kind),
+    }
+}
+
+fn local_class_folder(root: &Path, kind: &FolderKind) -> Result<Dataset, Error> {
+    let classes = class_folders(root, kind)?;
     let mut dataset = Dataset::rooted(root);
     let mut empty = Vec::new();
     for (label, class) in classes.iter().enumerate() {
         let before = dataset.labels.len();
-        add_class(&mut dataset, root, class, label as i64)?;
+        add_class(&mut dataset, root, class, (kind, label as i64))?;
         if dataset.labels.len() == before {
             empty.push(class.to_string_lossy());
         }
     }
-    refuse_empty(&root.display().to_string(), &empty)?;
+    refuse_empty(&root.display().to_string(), &empty, kind)?;
     dataset.classes = classes
         .into_iter()
         .map(|c| c.to_string_lossy().into_owned())
@@ -449,26 +491,28 @@ fn image_folder(root: &Path) -> Result<Dataset, Error> {
     Ok(dataset)
 }
 
-/// Refuses a folder in which these classes have no image.
-fn refuse_empty(root: &str, empty: &[impl AsRef<str>]) -> Result<(), Error> {
+/// Refuses a folder in which these classes have no sample.
+fn refuse_empty(root: &str, empty: &[impl AsRef<str>], kind: &FolderKind) -> Result<(), Error> {
     if empty.is_empty() {
         return Ok(());
     }
     Err(invalid(format!(
-        "{root}: no image in the class folder{} {}",
+        "{root}: no {} in the class folder{} {}",
+        kind.sample,
         if empty.len() == 1 { "" } else { "s" },
         some_of(empty),
     ))
     .with_remedy(format!(
         "files whose names end in {} are samples: add some or remove the folder",
-        DECODED.join(", "),
+        kind.decoded.join(", "),
     )))
 }
 
 /// Returns the error of a folder without class folders.
-fn no_classes(root: impl std::fmt::Display) -> Error {
+fn no_classes(root: impl std::fmt::Display, kind: &FolderKind) -> Error {
     invalid(format!(
-        "{root} has no class folders: an image folder has one subfolder per class (root/class/image.jpg)"
+        "{root} has no class folders: {} has one subfolder per class ({})",
+        kind.folder, kind.example
     ))
     .with_remedy("for other layouts give a list of files")
 }
@@ -487,7 +531,7 @@ fn some_of(names: &[impl AsRef<str>]) -> String {
     }
 }
 
-fn class_folders(root: &Path) -> Result<Vec<OsString>, Error> {
+fn class_folders(root: &Path, kind: &FolderKind) -> Result<Vec<OsString>, Error> {
     let entries = std::fs::read_dir(root).map_err(|e| unreadable(root, e))?;
     let mut classes = Vec::new();
     for entry in entries {
@@ -498,21 +542,26 @@ fn class_folders(root: &Path) -> Result<Vec<OsString>, Error> {
         }
     }
     if classes.is_empty() {
-        return Err(no_classes(root.display()));
+        return Err(no_classes(root.display(), kind));
     }
     classes.sort();
     Ok(classes)
 }
 
 /// Adds the samples of a class in the order of (path of the folder, name).
-fn add_class(dataset: &mut Dataset, root: &Path, class: &OsStr, label: i64) -> Result<(), Error> {
+fn add_class(
+    dataset: &mut Dataset,
+    root: &Path,
+    class: &OsStr,
+    (kind, label): (&FolderKind, i64),
+) -> Result<(), Error> {
     let top = root.join(class);
     let mut found = Vec::new();
     for entry in walkdir::WalkDir::new(&top).follow_links(true).min_depth(1) {
         let Some(path) = file_of(entry, &top)? else {
             continue;
         };
-        match kind(path.file_name().unwrap_or_default().as_bytes()) {
+        match kind.of(path.file_name().unwrap_or_default().as_bytes()) {
             Kind::Sample => found.push(split(&path, root)),
             Kind::NotDecoded => dataset.ignored += 1,
             Kind::Other => {}
@@ -554,13 +603,16 @@ enum Kind {
     Other,
 }
 
-fn kind(name: &[u8]) -> Kind {
-    let name = name.to_ascii_lowercase();
-    let is_in = |list: &[&str]| list.iter().any(|ending| name.ends_with(ending.as_bytes()));
-    match () {
-        () if is_in(&DECODED) => Kind::Sample,
-        () if is_in(&NOT_DECODED) => Kind::NotDecoded,
-        () => Kind::Other,
+impl FolderKind {
+    /// Returns what a file with this name is.
+    fn of(&self, name: &[u8]) -> Kind {
+        let name = name.to_ascii_lowercase();
+        let is_in = |list: &[&str]| list.iter().any(|ending| name.ends_with(ending.as_bytes()));
+        match () {
+            () if is_in(self.decoded) => Kind::Sample,
+            () if is_in(self.not_decoded) => Kind::NotDecoded,
+            () => Kind::Other,
+        }
     }
 }
 

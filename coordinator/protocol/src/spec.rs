@@ -26,6 +26,11 @@ pub enum Source {
     Tokens(TokenFiles),
     /// Rows of `.npy` files.
     Arrays(ArrayFiles),
+    /// A folder of audio files with one subfolder per class, listed like [`Source::ImageFolder`].
+    AudioFolder {
+        /// Absolute path of the root folder, or its URL.
+        root: String,
+    },
 }
 
 /// Files of integers without structure, such as the tokens of a text. A sample is a window of them: `window` tokens that
@@ -146,6 +151,36 @@ pub enum ResizeTo {
     },
 }
 
+/// The channels of a sample of audio.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AudioChannels {
+    /// One channel, the mean of those in the file.
+    Mixed,
+    /// The channel with this number, counted from 0.
+    One(u16),
+    /// All of them, which must be so many.
+    All(u16),
+}
+
+/// A mel spectrogram, as `torchaudio.transforms.MelSpectrogram` defines it with its other arguments left out.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq)]
+pub struct LogMel {
+    /// Samples of a Fourier transform.
+    pub n_fft: u32,
+    /// Samples of the Hann window, at most `n_fft`.
+    pub win_length: u32,
+    /// Samples from one frame to the next.
+    pub hop_length: u32,
+    /// Number of mel bands.
+    pub n_mels: u32,
+    /// Lowest frequency, in Hz.
+    pub f_min: f32,
+    /// Highest frequency, in Hz, or `None` for half the sampling rate.
+    pub f_max: Option<f32>,
+    /// Smallest value that a logarithm is taken of.
+    pub floor: f32,
+}
+
 /// One step of preparation, in the order of application.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Op {
@@ -161,6 +196,30 @@ pub enum Op {
     },
     /// Reads the file as a `.npy` array. Must be the only operator. All files have the type and shape of the first.
     DecodeNpy,
+    /// Decodes a WAV or FLAC file to float32 samples from -1 to 1. Must be the first operator.
+    DecodeAudio {
+        /// The channels of a sample.
+        channels: AudioChannels,
+        /// Most samples of a channel of a file. A longer file is refused.
+        max_samples: u64,
+    },
+    /// Resamples audio. Comes right after decoding. Deterministic.
+    Resample {
+        /// Samples of each channel in a second, for all files.
+        rate: u32,
+    },
+    /// Cuts out a random part of audio, padded with zeros at the end where it is shorter.
+    RandomCrop {
+        /// Length, in samples after [`Op::Resample`].
+        samples: u32,
+    },
+    /// Cuts out the beginning of audio, padded with zeros at the end where it is shorter. Deterministic.
+    Crop {
+        /// Length, in samples after [`Op::Resample`].
+        samples: u32,
+    },
+    /// Computes the logarithm of a mel spectrogram. Must be the last operator.
+    LogMel(LogMel),
     /// Resizes the image. Deterministic.
     Resize {
         /// Target size.
@@ -209,7 +268,7 @@ impl Op {
     pub fn is_random(&self) -> bool {
         matches!(
             self,
-            Op::RandomResizedCrop { .. } | Op::RandomHorizontalFlip { .. }
+            Op::RandomResizedCrop { .. } | Op::RandomHorizontalFlip { .. } | Op::RandomCrop { .. }
         )
     }
 
@@ -240,6 +299,11 @@ pub const DEFAULT_SCALE: (f32, f32) = (0.08, 1.0);
 pub const DEFAULT_RATIO: (f32, f32) = (3.0 / 4.0, 4.0 / 3.0);
 /// Default of [`Op::RandomHorizontalFlip::p`].
 pub const DEFAULT_FLIP: f32 = 0.5;
+
+/// Default of [`Op::DecodeAudio::max_samples`]: 46 minutes at 48 kHz, and 512 MiB of a decoded channel.
+pub const DEFAULT_MAX_SAMPLES: u64 = 1 << 27;
+/// Default of [`LogMel::floor`].
+pub const DEFAULT_FLOOR: f32 = 1e-10;
 
 /// Element type of a field.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
@@ -375,7 +439,7 @@ impl PipelineSpec {
     }
 
     /// Returns the identity of the decoded form, which is made by the source and the operators before the first one
-    /// that is random or leaves 8-bit pixels. Whether the decoder may scale makes no difference, because the decoded
+    /// that is random, leaves 8-bit pixels, or makes a spectrogram. Whether the decoder may scale makes no difference, because the decoded
     /// form is always decoded in full.
     #[must_use]
     pub fn decoded_fingerprint(&self) -> u128 {
@@ -404,7 +468,8 @@ impl PipelineSpec {
     /// default.
     #[must_use]
     pub fn cached_ops(&self) -> Vec<Op> {
-        let cached = |op: &&Op| !op.is_random() && !matches!(op, Op::Normalize { .. });
+        let is_last = |op: &Op| matches!(op, Op::Normalize { .. } | Op::LogMel(_));
+        let cached = |op: &&Op| !op.is_random() && !is_last(op);
         let ops = self.ops.iter().take_while(cached);
         ops.map(|op| op.with_scaled(true)).collect()
     }
@@ -418,6 +483,7 @@ impl fmt::Display for PipelineSpec {
             Source::Files(list) => write!(f, "Files({} paths)", list.paths.len())?,
             Source::UserCode(user) => f.write_str(&user.name)?,
             Source::TarShards(shards) => write!(f, "{shards}")?,
+            Source::AudioFolder { root } => write!(f, "AudioFolder({root:?})")?,
             Source::Tokens(tokens) => write!(f, "{tokens}")?,
             Source::Arrays(arrays) => write!(f, "{arrays}")?,
         }
@@ -443,6 +509,31 @@ impl fmt::Display for Op {
                 "decode"
             }
             Op::DecodeNpy => "decode_npy",
+            Op::DecodeAudio {
+                channels,
+                max_samples,
+            } => {
+                arguments.extend(channels.argument());
+                let differs = max_samples != DEFAULT_MAX_SAMPLES;
+                arguments.extend(differs.then(|| format!("max_samples={max_samples}")));
+                "decode_audio"
+            }
+            Op::Resample { rate } => {
+                arguments.push(rate.to_string());
+                "resample"
+            }
+            Op::RandomCrop { samples } => {
+                arguments.push(format!("samples={samples}"));
+                "random_crop"
+            }
+            Op::Crop { samples } => {
+                arguments.push(format!("samples={samples}"));
+                "crop"
+            }
+            Op::LogMel(shape) => {
+                arguments.extend(shape.arguments());
+                "log_mel"
+            }
             Op::Resize { to, interpolation } => {
                 arguments.push(match to {
                     ResizeTo::Shorter(side) => side.to_string(),
@@ -481,6 +572,51 @@ impl fmt::Display for Op {
             }
         };
         write!(f, "{name}({})", arguments.join(", "))
+    }
+}
+
+impl AudioChannels {
+    /// Returns the Python argument, or `None` for the default.
+    fn argument(self) -> Option<String> {
+        match self {
+            AudioChannels::Mixed => None,
+            AudioChannels::One(channel) => Some(format!("channel={channel}")),
+            AudioChannels::All(count) => Some(format!("channels={count}")),
+        }
+    }
+}
+
+impl LogMel {
+    /// Returns the Python arguments that differ from their defaults.
+    fn arguments(&self) -> Vec<String> {
+        let default = LogMel::of(self.n_fft, self.win_length, self.n_mels);
+        let [n_fft, n_mels] = [self.n_fft, self.n_mels];
+        let mut arguments = vec![format!("n_fft={n_fft}")];
+        let differs = self.win_length != self.n_fft;
+        arguments.extend(differs.then(|| format!("win_length={}", self.win_length)));
+        let differs = self.hop_length != default.hop_length;
+        arguments.extend(differs.then(|| format!("hop_length={}", self.hop_length)));
+        arguments.push(format!("n_mels={n_mels}"));
+        let differs = self.f_min != default.f_min;
+        arguments.extend(differs.then(|| format!("f_min={:?}", self.f_min)));
+        arguments.extend(self.f_max.map(|f_max| format!("f_max={f_max:?}")));
+        let differs = self.floor != default.floor;
+        arguments.extend(differs.then(|| format!("floor={:?}", self.floor)));
+        arguments
+    }
+
+    /// Returns a spectrogram whose other numbers have their defaults.
+    #[must_use]
+    pub const fn of(n_fft: u32, win_length: u32, n_mels: u32) -> Self {
+        LogMel {
+            n_fft,
+            win_length,
+            hop_length: win_length / 2,
+            n_mels,
+            f_min: 0.0,
+            f_max: None,
+            floor: DEFAULT_FLOOR,
+        }
     }
 }
 

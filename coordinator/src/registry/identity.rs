@@ -120,7 +120,8 @@ fn look_alike(a: &StreamConfig, b: &StreamConfig) -> bool {
 
 fn sources_that_differ(a: &Source, b: &Source) -> Option<String> {
     match (a, b) {
-        (Source::ImageFolder { root: a }, Source::ImageFolder { root: b }) => {
+        (Source::ImageFolder { root: a }, Source::ImageFolder { root: b })
+        | (Source::AudioFolder { root: a }, Source::AudioFolder { root: b }) => {
             (a != b).then(|| format!("folder {a} and {b}"))
         }
         (Source::Files(a), Source::Files(b)) => {
@@ -185,7 +186,7 @@ fn causes(mut parts: Vec<String>) -> Vec<String> {
 
 pub(super) fn source_name(source: &Source) -> String {
     match source {
-        Source::ImageFolder { root } => root.clone(),
+        Source::ImageFolder { root } | Source::AudioFolder { root } => root.clone(),
         Source::Files(list) => format!("{} files", list.paths.len()),
         Source::UserCode(user) => user.name.clone(),
         Source::TarShards(shards) => shards.name(),

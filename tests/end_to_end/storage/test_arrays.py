@@ -208,7 +208,10 @@ def test_an_array_of_another_shape_is_one_bad_sample(socket_path: Path, tmp_path
     for i in range(8):
         np.save(tmp_path / f"{i}.npy", np.full((2, 3 if i != 5 else 4), i))
     pipeline = coprep.Files([tmp_path / f"{i}.npy" for i in range(8)]).decode_npy()
-    with pytest.raises(coprep.SampleError, match=r"5\.npy.*shape \[2, 4\]"), coprep.DataLoader(pipeline, **NUMPY) as loader:
+    with (
+        pytest.raises(coprep.SampleError, match=r"5\.npy.*shape \[2, 4\]"),
+        coprep.DataLoader(pipeline, **NUMPY) as loader,
+    ):
         list(loader)
     with (
         pytest.warns(coprep.SkippedSampleWarning),
