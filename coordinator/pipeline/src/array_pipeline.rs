@@ -7,10 +7,9 @@ use coprep_costs::MeasuredTimes;
 use coprep_protocol::spec::{Dtype, Field};
 
 use crate::crop::DecodedShape;
-use crate::error::{self, Error};
+use crate::error::{self, Error, invalid};
 use crate::npy::{self, NpyHeader};
-use crate::pipeline::{Picture, PipelineRun, check_slot, invalid};
-use crate::source::Dataset;
+use crate::run::{Picture, PipelineRun, check_slot};
 
 /// The tensor that a sample is, and the type of its elements in storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,22 +46,16 @@ impl ArrayPipeline {
         }
     }
 
-    /// Returns the pipeline of `.npy` files with the type and shape of the first.
-    pub(crate) fn of_npy_files(dataset: &Dataset) -> Result<Self, Error> {
-        let mut head = Vec::new();
-        let of_first = |error: Error| {
-            let path = dataset.path(0);
-            error.within(format!("the first array, {}", path.display()))
-        };
-        dataset.fetch_head(0, &mut head).map_err(of_first)?;
-        let NpyHeader { dtype, shape, .. } = npy::header(&head).map_err(of_first)?;
+    /// Returns the pipeline of `.npy` files with the type and shape of the first, which begins with `head`.
+    pub(crate) fn of_npy_files(head: &[u8]) -> Result<Self, Error> {
+        let NpyHeader { dtype, shape, .. } = npy::header(head)?;
         let field = Field {
             name: "array".into(),
             dtype,
             shape,
         };
         if field.sample_bytes() as u64 > crate::MOST_BYTES {
-            return Err(of_first(invalid("it is larger than a sample may be")));
+            return Err(invalid("it is larger than a sample may be"));
         }
         Ok(ArrayPipeline {
             form: ArrayForm {

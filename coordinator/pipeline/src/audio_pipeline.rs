@@ -12,11 +12,11 @@ use coprep_protocol::spec::{AudioChannels, Dtype, Field, Op};
 
 use crate::audio_codec::{AudioHeader, OpenAudio};
 use crate::crop::DecodedShape;
-use crate::error::{self, Error};
+use crate::error::{self, Error, invalid};
 use crate::mel::{MelScratch, MelTransform};
-use crate::pipeline::{DecodedView, Picture, PipelineRun, check_slot, invalid};
 use crate::resample::{Resampler, output_frames};
 use crate::rng::{Rng, SampleKey};
+use crate::run::{DecodedView, Picture, PipelineRun, check_slot};
 
 /// Tables of kernels that a thread keeps. A dataset has files of few rates.
 const MOST_RESAMPLERS: usize = 8;

@@ -90,6 +90,11 @@ pub(crate) fn of_storage(error: coprep_storage::Error) -> Error {
     }
 }
 
+/// Returns the error of operators that do not form a pipeline.
+pub(crate) fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidPipeline, message)
+}
+
 pub(crate) fn damaged(what: impl Display) -> Error {
     let error = Error::new(ErrorKind::Damaged, what.to_string());
     skippable(error, "replace the file")

@@ -13,12 +13,12 @@ use fast_image_resize::Resizer;
 
 use crate::codec::{Codec, View};
 use crate::crop::{self, DecodedShape, Freedom, ImageSize, Padding, Rect};
-use crate::error::{self, Error};
+use crate::error::{self, Error, invalid};
 use crate::header::{self, ImageFormat, ImageHeader};
 use crate::layout;
-use crate::pipeline::{DecodedView, Picture, PipelineRun, invalid};
 use crate::resize;
 use crate::rng::{Rng, SampleKey};
+use crate::run::{DecodedView, Picture, PipelineRun};
 
 /// Operators in the order of application: immutable, and shared by all threads.
 #[derive(Debug)]

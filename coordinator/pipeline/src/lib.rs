@@ -36,12 +36,14 @@ mod pipeline;
 mod resample;
 mod resize;
 mod rng;
+mod run;
 mod source;
 
 /// Longest file that is read as a sample.
 pub use coprep_storage::MOST_BYTES;
 pub use crop::DecodedShape;
 pub use error::{Error, ErrorKind};
-pub use pipeline::{DecodedView, Picture, Pipeline, PipelineRun, Scratch};
+pub use pipeline::{Pipeline, Scratch};
 pub use rng::SampleKey;
+pub use run::{DecodedView, Picture, PipelineRun};
 pub use source::Dataset;

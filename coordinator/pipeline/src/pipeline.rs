@@ -1,15 +1,15 @@
 //! Pipelines: one kind for each kind of samples, behind one interface.
 
-use coprep_costs::MeasuredTimes;
 use coprep_protocol::operators;
 use coprep_protocol::spec::{Field, Op};
 
 use crate::array_pipeline::ArrayPipeline;
 use crate::audio_pipeline::{AudioPipeline, AudioScratch};
 use crate::crop::DecodedShape;
-use crate::error::{self, Error, ErrorKind};
+use crate::error::{Error, invalid};
 use crate::image_pipeline::{ImagePipeline, ImageScratch};
 use crate::rng::SampleKey;
+use crate::run::{DecodedView, Picture, PipelineRun};
 use crate::source::Dataset;
 
 /// Operators in the order of application: immutable, and shared by all threads.
@@ -23,37 +23,6 @@ enum Kind {
     Image(ImagePipeline),
     Array(ArrayPipeline),
     Audio(AudioPipeline),
-}
-
-/// A sample's decoded form.
-#[derive(Clone, Copy, Debug)]
-pub struct DecodedView<'a> {
-    /// Width, as in [`DecodedShape`].
-    pub width: u32,
-    /// Height, as in [`DecodedShape`].
-    pub height: u32,
-    /// The bytes: of an image rows of RGB, 8 bits each; of an array its bytes; of audio
-    /// float32 samples, one channel after another.
-    pub pixels: &'a [u8],
-}
-
-/// The measurements of one run of a pipeline.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct PipelineRun {
-    /// Wall time by stage. `decode` is from the file's bytes to pixels, `fixed` the operators before the first random
-    /// one, and `random` the rest, including the writing of the slot. The pipeline does not measure `fetch` and `cpu`.
-    pub times: MeasuredTimes,
-    /// Pixels in the file, elements of an array, or samples of all channels; 0 if the file was not read.
-    pub pixels: u64,
-}
-
-/// Sizes of a sample, read from the file's header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Picture {
-    /// Pixels in the file, elements of an array, or samples of all channels.
-    pub pixels: u64,
-    /// Size of the decoded form.
-    pub decoded: DecodedShape,
 }
 
 /// Memory of one worker thread, used again for every sample.
@@ -129,8 +98,16 @@ impl Pipeline {
             return Pipeline::compile(ops);
         }
         operators::check(ops).map_err(invalid)?;
-        let kind = Kind::Array(ArrayPipeline::of_npy_files(dataset)?);
-        Ok(Pipeline { kind })
+        let of_first = |error: Error| {
+            let path = dataset.path(0);
+            error.within(format!("the first array, {}", path.display()))
+        };
+        let mut head = Vec::new();
+        dataset.fetch_head(0, &mut head).map_err(of_first)?;
+        let arrays = ArrayPipeline::of_npy_files(&head).map_err(of_first)?;
+        Ok(Pipeline {
+            kind: Kind::Array(arrays),
+        })
     }
 
     /// Returns the tensor that one sample becomes. `image`: 3 x height x width, uint8, or float32 if it is normalised.
@@ -255,16 +232,4 @@ impl Pipeline {
             Kind::Audio(audio) => audio.prepare_decoded(decoded, key, &mut scratch.audio, slot),
         }
     }
-}
-
-pub(crate) fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidPipeline, message)
-}
-
-/// Refuses a slot of another length.
-pub(crate) fn check_slot(slot: &[u8], wanted: usize) -> Result<(), Error> {
-    if slot.len() == wanted {
-        return Ok(());
-    }
-    Err(error::wrong_length("slot", wanted, slot.len()))
 }
