@@ -154,7 +154,7 @@ def WebDataset(  # noqa: N802 - the name is that of the package webdataset
 
     >>> coprep.WebDataset("s3://bucket/train-{000..099}.tar").decode().random_resized_crop(224)
     """
-    return _coprep.web_dataset(_names("urls", urls), image, label)
+    return _coprep.web_dataset(_file_names("urls", urls), image, label)
 
 
 def Tokens(  # noqa: N802
@@ -207,7 +207,7 @@ def Tokens(  # noqa: N802
         "offset": _count("offset", offset),
         "tail": tail,
     }
-    return _coprep.tokens(_names("files", files), options)
+    return _coprep.tokens(_file_names("files", files), options)
 
 
 def Arrays(files: Path | Iterable[Path], labels: Iterable[int] | None = None) -> Pipeline:  # noqa: N802
@@ -230,10 +230,10 @@ def Arrays(files: Path | Iterable[Path], labels: Iterable[int] | None = None) ->
 
     >>> coprep.Arrays("s3://bucket/features.npy", labels)
     """
-    return _coprep.arrays(_names("files", files), None if labels is None else [_label(x) for x in labels])
+    return _coprep.arrays(_file_names("files", files), None if labels is None else [_label(x) for x in labels])
 
 
-def _names(argument: str, given: Path | Iterable[Path]) -> list[str]:
+def _file_names(argument: str, given: Path | Iterable[Path]) -> list[str]:
     """Returns paths and URLs as text."""
     if isinstance(given, bytes):
         raise TypeError(f"{argument} must be text, not {given!r}")

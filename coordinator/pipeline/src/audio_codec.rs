@@ -2,6 +2,7 @@
 
 use std::io::Cursor;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use coprep_protocol::spec::AudioChannels;
 use symphonia::core::audio::GenericAudioBufferRef;
@@ -40,6 +41,10 @@ pub(crate) struct OpenAudio<'a> {
 impl<'a> OpenAudio<'a> {
     /// Reads the header of a file.
     pub(crate) fn open(bytes: &'a [u8]) -> Result<Self, Error> {
+        guarded(|| Self::read_header(bytes))
+    }
+
+    fn read_header(bytes: &'a [u8]) -> Result<Self, Error> {
         let reader = reader(bytes)?;
         let track = reader.tracks().first();
         let params = track.and_then(|track| Some((track, track.codec_params.as_ref()?.audio()?)));
@@ -78,6 +83,16 @@ impl<'a> OpenAudio<'a> {
 
     /// Decodes the samples `part` of the wanted channels. Afterwards `planes` holds them, one channel after another.
     pub(crate) fn decode(
+        &mut self,
+        part: Range<u64>,
+        channels: AudioChannels,
+        scratch: &mut Vec<f32>,
+        planes: &mut Vec<f32>,
+    ) -> Result<(), Error> {
+        guarded(|| self.decode_part(part, channels, scratch, planes))
+    }
+
+    fn decode_part(
         &mut self,
         part: Range<u64>,
         channels: AudioChannels,
@@ -130,6 +145,13 @@ impl<'a> OpenAudio<'a> {
         }
         Ok(())
     }
+}
+
+/// Runs a step of the decoder. Its arithmetic with the numbers of a damaged header may overflow or divide by zero, which
+/// panics. Such a file is damaged, and the decoder is not used again.
+fn guarded<T>(step: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    let caught = catch_unwind(AssertUnwindSafe(step));
+    caught.unwrap_or_else(|_| Err(error::damaged("the numbers in it contradict each other")))
 }
 
 /// The part of a packet that is wanted, and its place in planes of `length` samples.
