@@ -116,6 +116,7 @@ def public(owner: object) -> set[str]:
 def known_arguments() -> set[str]:
     methods = [getattr(coprep.Pipeline, name) for name in public(coprep.Pipeline)]
     functions: list[Callable[..., object]] = [coprep.DataLoader, coprep.DataLoader.stats, coprep.status]
+    functions += [coprep.Tokens, coprep.Arrays, coprep.Files, coprep.WebDataset]
     functions += filter(inspect.isroutine, methods)
     # The last two are arguments of PyTorch's and Lightning's.
     return {name for f in functions for name in inspect.signature(f).parameters} | {
@@ -163,7 +164,7 @@ def wrong_attributes(code: str) -> list[str]:
 def test_code_uses_attributes_that_exist() -> None:
     code = [block.text for page in GUIDES for block in blocks(page, "python") if not block.text.startswith("--8<--")]
     assert [name for text in code for name in wrong_attributes(text)] == []
-    assert wrong_attributes("loader.stat()\nx = coprep.ImageFolder(p).decode().crop(3)") == ["stat", "crop"]
+    assert wrong_attributes("loader.stat()\nx = coprep.ImageFolder(p).decode().cropped(3)") == ["stat", "cropped"]
 
 
 OF_CAMPAIGN = {"--only", "--plan", "--histories", "--help"}
