@@ -494,8 +494,40 @@ impl fmt::Display for PipelineSpec {
 /// Writes the Python call that adds the operator, with the arguments that differ from their defaults.
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let arguments = self
+            .audio_arguments()
+            .unwrap_or_else(|| self.image_arguments());
+        write!(f, "{}({})", self.name(), arguments.join(", "))
+    }
+}
+
+impl Op {
+    /// Returns the Python arguments of an operator of audio, or `None` if it is for other samples.
+    fn audio_arguments(&self) -> Option<Vec<String>> {
         let mut arguments = Vec::new();
-        let name = match *self {
+        match *self {
+            Op::DecodeAudio {
+                channels,
+                max_samples,
+            } => {
+                arguments.extend(channels.argument());
+                let differs = max_samples != DEFAULT_MAX_SAMPLES;
+                arguments.extend(differs.then(|| format!("max_samples={max_samples}")));
+            }
+            Op::Resample { rate } => arguments.push(rate.to_string()),
+            Op::RandomCrop { samples } | Op::Crop { samples } => {
+                arguments.push(format!("samples={samples}"));
+            }
+            Op::LogMel(shape) => arguments.extend(shape.arguments()),
+            _ => return None,
+        }
+        Some(arguments)
+    }
+
+    /// Returns the Python arguments of any other operator.
+    fn image_arguments(&self) -> Vec<String> {
+        let mut arguments = Vec::new();
+        match *self {
             Op::Decode {
                 apply_exif_orientation,
                 max_pixels,
@@ -506,33 +538,6 @@ impl fmt::Display for Op {
                 let differs = max_pixels != DEFAULT_MAX_PIXELS;
                 arguments.extend(differs.then(|| format!("max_pixels={max_pixels}")));
                 arguments.extend((!scaled).then(|| "scaled=False".into()));
-                "decode"
-            }
-            Op::DecodeNpy => "decode_npy",
-            Op::DecodeAudio {
-                channels,
-                max_samples,
-            } => {
-                arguments.extend(channels.argument());
-                let differs = max_samples != DEFAULT_MAX_SAMPLES;
-                arguments.extend(differs.then(|| format!("max_samples={max_samples}")));
-                "decode_audio"
-            }
-            Op::Resample { rate } => {
-                arguments.push(rate.to_string());
-                "resample"
-            }
-            Op::RandomCrop { samples } => {
-                arguments.push(format!("samples={samples}"));
-                "random_crop"
-            }
-            Op::Crop { samples } => {
-                arguments.push(format!("samples={samples}"));
-                "crop"
-            }
-            Op::LogMel(shape) => {
-                arguments.extend(shape.arguments());
-                "log_mel"
             }
             Op::Resize { to, interpolation } => {
                 arguments.push(match to {
@@ -541,12 +546,8 @@ impl fmt::Display for Op {
                     ResizeTo::Exact { height, width } => format!("({height}, {width})"),
                 });
                 arguments.extend(interpolation.argument());
-                "resize"
             }
-            Op::CenterCrop { height, width } => {
-                arguments.push(size(height, width));
-                "center_crop"
-            }
+            Op::CenterCrop { height, width } => arguments.push(size(height, width)),
             Op::RandomResizedCrop {
                 height,
                 width,
@@ -560,18 +561,16 @@ impl fmt::Display for Op {
                 let differs = ratio != DEFAULT_RATIO;
                 arguments.extend(differs.then(|| format!("ratio={ratio:?}")));
                 arguments.extend(interpolation.argument());
-                "random_resized_crop"
             }
             Op::RandomHorizontalFlip { p } => {
                 arguments.extend((p != DEFAULT_FLIP).then(|| format!("{p:?}")));
-                "random_horizontal_flip"
             }
             Op::Normalize { mean, std } => {
                 arguments.extend([mean, std].map(|[r, g, b]| format!("({r:?}, {g:?}, {b:?})")));
-                "normalize"
             }
-        };
-        write!(f, "{name}({})", arguments.join(", "))
+            _ => {}
+        }
+        arguments
     }
 }
 
