@@ -56,7 +56,10 @@ mod _coprep {
     #[pymodule_export]
     use crate::loader::PyLoader;
     #[pymodule_export]
-    use crate::pipeline::{PyPipeline, files, image_folder, restore, user_dataset, web_dataset};
+    use crate::pipeline::{
+        PyPipeline, arrays, audio_folder, files, image_folder, restore, tokens, user_dataset,
+        web_dataset,
+    };
     #[pymodule_export]
     use crate::preparation::PyPreparation;
     #[pymodule_export]

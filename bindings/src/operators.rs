@@ -1,6 +1,6 @@
 //! Operators as Python writes them: reading their arguments, and writing the same calls for pickles.
 
-use coprep_protocol::spec::{Interpolation, Op, ResizeTo};
+use coprep_protocol::spec::{AudioChannels, Interpolation, LogMel, Op, ResizeTo};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyList, PyString, PyTuple};
@@ -59,8 +59,12 @@ fn integer(value: &Bound<'_, PyAny>) -> Option<i64> {
     value.extract().ok()
 }
 
-/// Returns a number of pixels. Zero passes here, because the operator's rules refuse it.
-pub(crate) fn pixels(operator: &str, argument: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+/// Returns a number of pixels or samples. Zero passes here, because the operator's rules refuse it.
+pub(crate) fn integer_argument(
+    operator: &str,
+    argument: &str,
+    value: &Bound<'_, PyAny>,
+) -> PyResult<u64> {
     let found = integer(value).and_then(|found| u64::try_from(found).ok());
     found.ok_or_else(|| {
         PyTypeError::new_err(format!(
@@ -171,6 +175,28 @@ fn arguments<'py>(
             named.set_item("scaled", scaled)?;
             Ok(PyTuple::empty(py))
         }
+        Op::DecodeNpy => Ok(PyTuple::empty(py)),
+        Op::DecodeAudio {
+            channels,
+            max_samples,
+        } => {
+            match channels {
+                AudioChannels::Mixed => {}
+                AudioChannels::One(channel) => named.set_item("channel", channel)?,
+                AudioChannels::All(count) => named.set_item("channels", count)?,
+            }
+            named.set_item("max_samples", max_samples)?;
+            Ok(PyTuple::empty(py))
+        }
+        Op::Resample { rate } => (rate,).into_pyobject(py),
+        Op::RandomCrop { samples } | Op::Crop { samples } => {
+            named.set_item("samples", samples)?;
+            Ok(PyTuple::empty(py))
+        }
+        Op::LogMel(ref shape) => {
+            name_mel_arguments(shape, named)?;
+            Ok(PyTuple::empty(py))
+        }
         Op::Resize { to, interpolation } => {
             named.set_item("interpolation", interpolation.name())?;
             match to {
@@ -194,4 +220,14 @@ fn arguments<'py>(
         Op::RandomHorizontalFlip { p } => (p,).into_pyobject(py),
         Op::Normalize { mean, std } => (mean, std).into_pyobject(py),
     }
+}
+
+fn name_mel_arguments(shape: &LogMel, named: &Bound<'_, PyDict>) -> PyResult<()> {
+    named.set_item("n_fft", shape.n_fft)?;
+    named.set_item("win_length", shape.win_length)?;
+    named.set_item("hop_length", shape.hop_length)?;
+    named.set_item("n_mels", shape.n_mels)?;
+    named.set_item("f_min", shape.f_min)?;
+    named.set_item("f_max", shape.f_max)?;
+    named.set_item("floor", shape.floor)
 }

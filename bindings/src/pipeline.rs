@@ -3,13 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use coprep_client::control;
+use coprep_protocol::array_files;
 use coprep_protocol::dataset_path;
 use coprep_protocol::dataset_url::DatasetUrl;
-use coprep_protocol::operators::check_next;
+use coprep_protocol::operators::{audio_rate, check_next, check_source};
 use coprep_protocol::shard_list::{DEFAULT_IMAGE, DEFAULT_LABEL};
 use coprep_protocol::spec::{
-    DEFAULT_FLIP, DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, FileList, IdentityPart, Op,
-    PipelineSpec, ResizeTo, Source, TarShards, UserDataset,
+    ArrayFiles, AudioChannels, DEFAULT_FLIP, DEFAULT_MAX_PIXELS, DEFAULT_MAX_SAMPLES,
+    DEFAULT_RATIO, DEFAULT_SCALE, Dtype, FileList, IdentityPart, LogMel, Op, PipelineSpec,
+    ResizeTo, Source, Tail, TarShards, TokenFiles, UserDataset,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -19,14 +21,18 @@ use crate::connect::{coordinator_paths, start_or_find};
 use crate::errors::raise;
 use crate::operators::{self, SizeArgument, calls, number, numbers};
 
-/// A source of images, and the operators that prepare one.
+/// A source of samples, and the operators that prepare one.
 ///
-/// Made by `coprep.ImageFolder`, `coprep.Files` or `coprep.WebDataset`. A pipeline is immutable: every method returns a
-/// new one. It can be pickled, copied and compared. `decode` comes first and `normalize` last. The others may come in any
-/// order, as often as you like. One of them must fix the size: `random_resized_crop`, `center_crop`, or
-/// `resize((height, width))`.
+/// Made by `coprep.ImageFolder`, `coprep.AudioFolder`, `coprep.Files` or `coprep.WebDataset`; by `coprep.Tokens` and
+/// `coprep.Arrays`, whose samples are tensors already and take no operators. A pipeline is immutable: every method
+/// returns a new one. It can be pickled, copied and compared.
 ///
-/// Images are 8-bit RGB. A batch of them is uint8, or float32 after `normalize`, of shape (batch, 3, height, width).
+/// Of images `decode` comes first and `normalize` last. The others may come in any order, as often as you like. One of
+/// them must fix the size: `random_resized_crop`, `center_crop`, or `resize((height, width))`. Images are 8-bit RGB. A
+/// batch of them is uint8, or float32 after `normalize`, of shape (batch, 3, height, width).
+///
+/// The order of audio is `decode_audio`, `resample`, `random_crop` or `crop`, `log_mel`. One crop is needed.
+///
 /// The result of the operators before the first random one can be cached as the decoded form.
 ///
 /// >>> coprep.ImageFolder("data/train").decode().random_resized_crop(224).random_horizontal_flip()
@@ -76,19 +82,26 @@ fn resolved(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Vec<String>> {
     urls.into_iter().map(next).collect()
 }
 
+/// Returns the absolute path of a folder, or its URL in its one spelling.
+fn resolved_folder(py: Python<'_>, root: &Path) -> PyResult<String> {
+    match url(root)? {
+        Some(url) => Ok(url),
+        None => text(py.detach(|| dataset_path::folder(root))?),
+    }
+}
+
 /// Returns the images of a folder with one subfolder per class.
 #[pyfunction]
 pub(crate) fn image_folder(py: Python<'_>, root: PathBuf) -> PyResult<PyPipeline> {
-    let root = match url(&root)? {
-        Some(url) => url,
-        None => text(py.detach(|| dataset_path::folder(&root))?)?,
-    };
-    Ok(PyPipeline {
-        spec: PipelineSpec {
-            source: Source::ImageFolder { root },
-            ops: Vec::new(),
-        },
-    })
+    let root = resolved_folder(py, &root)?;
+    Ok(PyPipeline::of(Source::ImageFolder { root }))
+}
+
+/// Returns the audio files of a folder with one subfolder per class.
+#[pyfunction]
+pub(crate) fn audio_folder(py: Python<'_>, root: PathBuf) -> PyResult<PyPipeline> {
+    let root = resolved_folder(py, &root)?;
+    Ok(PyPipeline::of(Source::AudioFolder { root }))
 }
 
 /// Returns images by path.
@@ -137,6 +150,82 @@ pub(crate) fn web_dataset(
     })
 }
 
+/// The keyword arguments of `coprep.Tokens`, as a dict. `dtype` and `out` are names of NumPy's types.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct TokenOptions {
+    window: u32,
+    dtype: String,
+    stride: u32,
+    out: String,
+    offset: u64,
+    tail: String,
+}
+
+/// Returns windows of files of tokens. `files` are paths or URLs, with or without braces.
+#[pyfunction]
+pub(crate) fn tokens(
+    py: Python<'_>,
+    files: Vec<String>,
+    options: TokenOptions,
+) -> PyResult<PyPipeline> {
+    let element = |argument, name: &str| {
+        let unknown = || format!("{argument}={name:?} is no type that a tensor may have");
+        Dtype::of_name(name).ok_or_else(|| PyValueError::new_err(unknown()))
+    };
+    let TokenOptions {
+        window,
+        stride,
+        offset,
+        ..
+    } = options;
+    let tail = Tail::of_name(&options.tail).ok_or_else(|| {
+        PyValueError::new_err(format!(
+            "tail={:?} must be \"drop\" or \"overlap\"",
+            options.tail
+        ))
+    })?;
+    let files = py.detach(|| array_files::resolved(&files));
+    let list = TokenFiles {
+        files: files.map_err(PyValueError::new_err)?,
+        dtype: element("dtype", &options.dtype)?,
+        out: element("out", &options.out)?,
+        window,
+        stride,
+        offset,
+        tail,
+    };
+    list.check().map_err(PyValueError::new_err)?;
+    Ok(PyPipeline::of(Source::Tokens(list)))
+}
+
+/// Returns the options of [`tokens`] that give the same list.
+fn token_options<'py>(py: Python<'py>, list: &TokenFiles) -> PyResult<Bound<'py, PyDict>> {
+    let options = PyDict::new(py);
+    options.set_item("window", list.window)?;
+    options.set_item("dtype", list.dtype.name())?;
+    options.set_item("stride", list.stride)?;
+    options.set_item("out", list.out.name())?;
+    options.set_item("offset", list.offset)?;
+    options.set_item("tail", list.tail.name())?;
+    Ok(options)
+}
+
+/// Returns the rows of `.npy` files. `files` are paths or URLs, with or without braces.
+#[pyfunction]
+#[pyo3(signature = (files, labels=None))]
+pub(crate) fn arrays(
+    py: Python<'_>,
+    files: Vec<String>,
+    labels: Option<Vec<i64>>,
+) -> PyResult<PyPipeline> {
+    let files = py.detach(|| array_files::resolved(&files));
+    Ok(PyPipeline::of(Source::Arrays(ArrayFiles {
+        files: files.map_err(PyValueError::new_err)?,
+        labels: labels.unwrap_or_default(),
+    })))
+}
+
 /// Returns a dataset of Python code. Its identity consists of named parts with a hash of 16 bytes each.
 #[pyfunction]
 #[pyo3(signature = (name, samples, dataset, rest, *, split, in_job, is_iterated))]
@@ -174,12 +263,51 @@ pub(crate) fn user_dataset(
 }
 
 impl PyPipeline {
+    fn of(source: Source) -> Self {
+        PyPipeline {
+            spec: PipelineSpec {
+                source,
+                ops: Vec::new(),
+            },
+        }
+    }
+
     fn with(&self, op: Op) -> PyResult<Self> {
-        // The check is made here, so that the traceback shows the call that is wrong.
+        // The checks are made here, so that the traceback shows the call that is wrong.
+        check_source(&self.spec.source, &op).map_err(PyValueError::new_err)?;
         check_next(&self.spec.ops, &op).map_err(PyValueError::new_err)?;
         let mut spec = self.spec.clone();
         spec.ops.push(op);
         Ok(PyPipeline { spec })
+    }
+
+    /// Returns the length of a crop of audio in samples, which is given in samples or in seconds.
+    fn crop_samples(
+        &self,
+        name: &str,
+        seconds: Option<&Bound<'_, PyAny>>,
+        samples: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<u32> {
+        let invalid = |text: String| Err(PyValueError::new_err(format!("{name}: {text}")));
+        let samples = match (seconds, samples) {
+            (None, Some(samples)) => operators::integer_argument(name, "samples", samples)?,
+            (Some(seconds), None) => {
+                let seconds = f64::from(number(name, "seconds", seconds)?);
+                let Some(rate) = audio_rate(&self.spec.ops) else {
+                    return invalid(
+                        "seconds are as many samples as a file's sampling rate says: add resample(rate) before, or \
+                         give samples="
+                            .into(),
+                    );
+                };
+                (seconds * f64::from(rate))
+                    .round()
+                    .clamp(0.0, u32::MAX.into()) as u64
+            }
+            _ => return invalid("give either seconds= or samples=".into()),
+        };
+        // A crop that long is refused by the operator's rules.
+        Ok(u32::try_from(samples).unwrap_or(u32::MAX))
     }
 
     fn describe(&self, py: Python<'_>, socket: Option<PathBuf>) -> PyResult<control::Description> {
@@ -216,10 +344,150 @@ impl PyPipeline {
         self.with(Op::Decode {
             apply_exif_orientation,
             max_pixels: max_pixels.map_or(Ok(DEFAULT_MAX_PIXELS), |pixels| {
-                operators::pixels("decode", "max_pixels", pixels)
+                operators::integer_argument("decode", "max_pixels", pixels)
             })?,
             scaled,
         })
+    }
+
+    /// Reads each file as a ``.npy`` array. Must be the only operator.
+    ///
+    /// All arrays have the type and shape of the first file's.
+    ///
+    /// >>> coprep.Files(paths, labels).decode_npy()
+    /// >>> coprep.WebDataset("train-{000..099}.tar", image="npy").decode_npy()
+    fn decode_npy(&self) -> PyResult<Self> {
+        self.with(Op::DecodeNpy)
+    }
+
+    /// Decodes WAV or FLAC to float32 samples from -1 to 1, as `torchaudio.load` does. Must come first.
+    ///
+    /// Only the part that a crop needs is decoded. A batch has the shape (batch, channels, samples).
+    ///
+    /// Args:
+    ///     channels: 1 mixes all channels of a file down to their mean; a larger number keeps that many, which every file
+    ///         must have.
+    ///     channel: number of the only channel to keep, counted from 0, instead of ``channels``.
+    ///     max_samples: most samples of a channel of a file, 1 or more, before and after resampling. Longer files are
+    ///         refused.
+    #[pyo3(
+        signature = (*, channels=1, channel=None, max_samples=None),
+        text_signature = "($self, *, channels=1, channel=None, max_samples=134217728)"
+    )]
+    fn decode_audio(
+        &self,
+        channels: u16,
+        channel: Option<u16>,
+        max_samples: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let kept = match (channels, channel) {
+            (1, None) => AudioChannels::Mixed,
+            (1, Some(channel)) => AudioChannels::One(channel),
+            (count @ 2.., None) => AudioChannels::All(count),
+            _ => {
+                let text = "decode_audio: give either channels, 1 or more, or channel";
+                return Err(PyValueError::new_err(text));
+            }
+        };
+        self.with(Op::DecodeAudio {
+            channels: kept,
+            max_samples: max_samples.map_or(Ok(DEFAULT_MAX_SAMPLES), |samples| {
+                operators::integer_argument("decode_audio", "max_samples", samples)
+            })?,
+        })
+    }
+
+    /// Resamples audio to one rate, as `torchaudio.functional.resample` does. Deterministic. Comes right after
+    /// `decode_audio`.
+    ///
+    /// Args:
+    ///     rate: samples of each channel in a second, 1 to 768000.
+    fn resample(&self, rate: u32) -> PyResult<Self> {
+        self.with(Op::Resample { rate })
+    }
+
+    /// Cuts out a random part of audio. Random. Shorter audio gets zeros at its end.
+    ///
+    /// Args:
+    ///     seconds: length of the part, after `resample`, which must come before.
+    ///     samples: length of the part, instead of ``seconds``.
+    #[pyo3(signature = (seconds=None, *, samples=None))]
+    fn random_crop(
+        &self,
+        seconds: Option<&Bound<'_, PyAny>>,
+        samples: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let samples = self.crop_samples("random_crop", seconds, samples)?;
+        self.with(Op::RandomCrop { samples })
+    }
+
+    /// Cuts out the beginning of audio. Deterministic. Shorter audio gets zeros at its end.
+    ///
+    /// Args:
+    ///     seconds: length of the part, after `resample`, which must come before.
+    ///     samples: length of the part, instead of ``seconds``.
+    #[pyo3(signature = (seconds=None, *, samples=None))]
+    fn crop(
+        &self,
+        seconds: Option<&Bound<'_, PyAny>>,
+        samples: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let samples = self.crop_samples("crop", seconds, samples)?;
+        self.with(Op::Crop { samples })
+    }
+
+    /// Computes the natural logarithm of a mel spectrogram, as `torchaudio.transforms.MelSpectrogram` defines it by default:
+    /// centred frames with reflected edges, a Hann window, power 2, the HTK scale. Deterministic. Must come last.
+    ///
+    /// A batch has the shape (batch, channels, n_mels, samples // hop_length + 1), float32.
+    ///
+    /// Args:
+    ///     n_fft: samples of a Fourier transform, 2 to 65536.
+    ///     win_length: samples of the window, at most `n_fft`, which is the default.
+    ///     hop_length: samples from one frame to the next; by default half of `win_length`.
+    ///     n_mels: mel bands, 1 to 1024.
+    ///     f_min: lowest frequency in Hz.
+    ///     f_max: highest frequency in Hz; by default half of the sampling rate.
+    ///     floor: smallest value that a logarithm is taken of.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "they are those of torchaudio's transform"
+    )]
+    #[pyo3(
+        signature = (*, n_fft=400, win_length=None, hop_length=None, n_mels=128, f_min=0.0, f_max=None, floor=1e-10)
+    )]
+    fn log_mel(
+        &self,
+        n_fft: u32,
+        win_length: Option<u32>,
+        hop_length: Option<u32>,
+        n_mels: u32,
+        f_min: f32,
+        f_max: Option<f32>,
+        floor: f32,
+    ) -> PyResult<Self> {
+        let shape = LogMel::of(n_fft, win_length.unwrap_or(n_fft), n_mels);
+        self.with(Op::LogMel(LogMel {
+            hop_length: hop_length.unwrap_or(shape.hop_length),
+            f_min,
+            f_max,
+            floor,
+            ..shape
+        }))
+    }
+
+    /// Whether samples are images, which have types and memory formats of their own.
+    #[getter]
+    fn _is_of_images(&self) -> bool {
+        let is_other = matches!(
+            self.spec.source,
+            Source::Tokens(_)
+                | Source::Arrays(_)
+                | Source::AudioFolder { .. }
+                | Source::UserCode(_)
+        );
+        let first = self.spec.ops.first();
+        !is_other && !matches!(first, Some(Op::DecodeNpy | Op::DecodeAudio { .. }))
     }
 
     /// Resizes with antialiasing. Deterministic, like `torchvision.transforms.Resize`.
@@ -326,8 +594,8 @@ impl PyPipeline {
     #[getter]
     fn root(&self) -> Option<&str> {
         match &self.spec.source {
-            Source::ImageFolder { root } => Some(root),
-            Source::Files(_) | Source::TarShards(_) | Source::UserCode(_) => None,
+            Source::ImageFolder { root } | Source::AudioFolder { root } => Some(root),
+            _ => None,
         }
     }
 
@@ -364,6 +632,7 @@ impl PyPipeline {
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let source = match &self.spec.source {
             Source::ImageFolder { root } => ("image_folder", (root,).into_pyobject(py)?),
+            Source::AudioFolder { root } => ("audio_folder", (root,).into_pyobject(py)?),
             Source::Files(list) => {
                 let labels = (!list.labels.is_empty()).then_some(&list.labels);
                 ("files", (&list.paths, labels).into_pyobject(py)?)
@@ -372,6 +641,14 @@ impl PyPipeline {
                 "web_dataset",
                 (&list.shards, &list.image, &list.label).into_pyobject(py)?,
             ),
+            Source::Tokens(list) => {
+                let options = token_options(py, list)?;
+                ("tokens", (&list.files, options).into_pyobject(py)?)
+            }
+            Source::Arrays(list) => {
+                let labels = (!list.labels.is_empty()).then_some(&list.labels);
+                ("arrays", (&list.files, labels).into_pyobject(py)?)
+            }
             Source::UserCode(_) => {
                 return Err(PyTypeError::new_err(
                     "cannot pickle what a dataset of Python code comes to: pickle the dataset",

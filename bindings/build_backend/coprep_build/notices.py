@@ -33,6 +33,8 @@ PHRASES = {
     "Zlib": "This software is provided 'as-is'",
     "BSL-1.0": "Boost Software License",
     "Unicode-3.0": "UNICODE LICENSE V3",
+    # Its sources, which nobody here changes, must be offered: see the introduction below.
+    "MPL-2.0": "Mozilla Public License Version 2.0",
     "ISC": "Permission to use, copy, modify, and/or distribute this software for any purpose",
 }
 """Licences that may be linked, the preferred ones first, with words by which their texts are known."""
@@ -60,6 +62,8 @@ coprep itself, and every work below that says Apache-2.0, is under the licence i
 Both programs are linked with the standard library of Rust (https://www.rust-lang.org; used under Apache-2.0). Wheels
 that are built by zig are also linked with LLVM's libunwind (Apache-2.0 WITH LLVM-exception) and with zig's runtime
 (MIT, Copyright (c) Zig contributors).
+
+Works under MPL-2.0 are linked unchanged. Their sources are published on https://crates.io, by name and version.
 """
 
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from coprep._loader import DataLoader
 
 __all__ = [
+    "Arrays",
+    "AudioFolder",
     "CacheWarning",
     "CoprepError",
     "DataLoader",
@@ -48,6 +50,7 @@ __all__ = [
     "SkippedSampleWarning",
     "StorageError",
     "TimeoutError",
+    "Tokens",
     "UnsharedWarning",
     "WaitingWarning",
     "WebDataset",
@@ -93,11 +96,28 @@ def ImageFolder(root: Path) -> Pipeline:  # noqa: N802 - the name is torchvision
     return _coprep.image_folder(root)
 
 
-def Files(paths: Iterable[Path], labels: Iterable[int] | None = None) -> Pipeline:  # noqa: N802
-    """Returns images by path. A sample's id is its position in the list.
+def AudioFolder(root: Path) -> Pipeline:  # noqa: N802
+    """Returns the audio files of a folder with one subfolder per class: those that end in .wav or .flac, in any case.
+
+    Classes and ids are numbered as by :func:`ImageFolder`. Batches are ``(audio, labels)``: float32 of shape (batch,
+    channels, samples), or (batch, channels, bands, frames) after ``log_mel``; labels are int64 of shape (batch,).
 
     Args:
-        paths: image files, or their URLs: ``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``.
+        root: the folder, or its URL in an object store, as for :func:`ImageFolder`.
+
+    Raises:
+        ValueError: the URL is not accepted.
+
+    >>> coprep.AudioFolder("data/train").decode_audio().resample(16000).random_crop(2.0).log_mel(n_mels=80)
+    """
+    return _coprep.audio_folder(root)
+
+
+def Files(paths: Iterable[Path], labels: Iterable[int] | None = None) -> Pipeline:  # noqa: N802
+    """Returns files by path: images, audio, or ``.npy`` arrays. A sample's id is its position in the list.
+
+    Args:
+        paths: the files, or their URLs: ``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``.
         labels: one integer for each path; 0 for all if left out.
 
     Raises:
@@ -123,7 +143,7 @@ def WebDataset(  # noqa: N802 - the name is that of the package webdataset
         urls: uncompressed tar files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or
             several. Braces are expanded: ``"s3://bucket/train-{000..099}.tar"``, ``"{a,b}.tar"``.
         image: endings of the images' names, without a dot, separated by semicolons. The first one that a sample has is
-            its image.
+            its image. ``"flac;wav"`` names audio, for ``decode_audio``, and ``"npy"`` arrays, for ``decode_npy``.
         label: ending of the file that holds the label, an integer in text; ``"json:field"`` for an integer field of the
             sample's .json file; ``None`` for no labels, which gives 0 for all.
 
@@ -134,10 +154,116 @@ def WebDataset(  # noqa: N802 - the name is that of the package webdataset
 
     >>> coprep.WebDataset("s3://bucket/train-{000..099}.tar").decode().random_resized_crop(224)
     """
-    if isinstance(urls, bytes):
-        raise TypeError(f"urls must be text, not {urls!r}")
-    names = [urls] if isinstance(urls, (str, os.PathLike)) else list(urls)
-    return _coprep.web_dataset([os.fspath(name) for name in names], image, label)
+    return _coprep.web_dataset(_file_names("urls", urls), image, label)
+
+
+def Tokens(  # noqa: N802
+    files: Path | Iterable[Path],
+    window: int,
+    dtype: Any = "uint16",
+    *,
+    stride: int | None = None,
+    out: Any = None,
+    offset: int = 0,
+    tail: str = "drop",
+) -> Pipeline:
+    """Returns windows of files of integers, such as the tokens of a text. Nothing is decoded.
+
+    A file is tokens one after another, in little-endian byte order, as ``numpy.ndarray.tofile`` writes them. Samples
+    are its tokens ``[0, window)``, ``[stride, stride + window)`` and so on. No window spans two files. Sample ids
+    follow (file, position). A batch is one tensor of shape (batch, window), without labels; ``(tokens, ids)`` with
+    ``with_index=True``. It takes no operators.
+
+    The places of windows are computed, and take no memory.
+
+    Args:
+        files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or several. Braces are
+            expanded: ``"s3://bucket/train-{000..099}.bin"``.
+        window: tokens of a sample.
+        dtype: type of the tokens in the files: ``"uint8"`` to ``"int64"``, or such a type of NumPy's or PyTorch's.
+        stride: tokens from the beginning of one window to that of the next; ``window`` if left out. For inputs and
+            targets that are the same tokens shifted by one, ``window=2049, stride=2048`` uses every token as a target
+            once.
+        out: type of the tokens in a batch; ``dtype`` if left out. ``"int64"``, which ``torch.nn.Embedding`` and
+            ``cross_entropy`` take, and ``"int32"`` are possible where they hold every value of ``dtype``.
+        offset: bytes of a header at the beginning of each file, which are left out.
+        tail: what to do with the tokens at the end of a file that do not fill another window. ``"drop"`` leaves them
+            out; ``"overlap"`` adds a window that ends with the file.
+
+    Raises:
+        ValueError: a name or a number is not accepted, ``out`` does not hold every value of ``dtype``, or a type is
+            big-endian. When a loader opens the files: one of them is missing, is shorter than a window, or its tokens
+            do not fill its bytes.
+        TypeError: an argument has the wrong type.
+
+    >>> coprep.Tokens("s3://bucket/train.bin", window=2049, stride=2048, out="int64")
+    """
+    given = _element("dtype", dtype)
+    options: _coprep.TokenOptions = {
+        "window": _count("window", window),
+        "dtype": given,
+        "stride": _count("stride", window if stride is None else stride),
+        "out": given if out is None else _element("out", out),
+        "offset": _count("offset", offset),
+        "tail": tail,
+    }
+    return _coprep.tokens(_file_names("files", files), options)
+
+
+def Arrays(files: Path | Iterable[Path], labels: Iterable[int] | None = None) -> Pipeline:  # noqa: N802
+    """Returns the rows of ``.npy`` files: element ``[i]`` of an array is a sample. Nothing is decoded.
+
+    The header of each file is read once. All files have one element type, and rows of one shape. Sample ids follow
+    (file, row). A batch is one array of rows, or ``(array, labels)`` with ``labels``; the ids come last with
+    ``with_index=True``. It takes no operators. Where each file is a sample, use ``coprep.Files(paths).decode_npy()``.
+
+    Args:
+        files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or several. Braces are
+            expanded.
+        labels: one integer for each row of all files.
+
+    Raises:
+        ValueError: a name is not accepted. When a loader opens the files: one of them is missing, is no ``.npy`` file,
+            is in Fortran order, big-endian, or of objects, or its rows differ from those of the first; or rows and
+            labels differ in number.
+        TypeError: an argument has the wrong type.
+
+    >>> coprep.Arrays("s3://bucket/features.npy", labels)
+    """
+    return _coprep.arrays(_file_names("files", files), None if labels is None else [_label(x) for x in labels])
+
+
+def _file_names(argument: str, given: Path | Iterable[Path]) -> list[str]:
+    """Returns paths and URLs as text."""
+    if isinstance(given, bytes):
+        raise TypeError(f"{argument} must be text, not {given!r}")
+    names = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    return [os.fspath(name) for name in names]
+
+
+def _element(argument: str, given: Any) -> str:
+    """Returns the name of an element type: a text, or a type of NumPy's or PyTorch's."""
+    order = given[0] if isinstance(given, str) and given[:1] in "<>=|" else getattr(given, "byteorder", "=")
+    if order == ">":
+        raise ValueError(
+            f"{argument}={given!r} is big-endian, and tokens are read as little-endian: write the file anew, by "
+            'tokens.astype(tokens.dtype.newbyteorder("<")).tofile(path)'
+        )
+    if isinstance(given, str):
+        return given
+    # A dtype of NumPy's has `name`, its scalar types `__name__`, and PyTorch's are written torch.uint16.
+    name = getattr(given, "name", None) or getattr(given, "__name__", None) or str(given).removeprefix("torch.")
+    return str(name)
+
+
+def _count(argument: str, given: Any) -> int:
+    try:
+        count = operator.index(given)
+    except TypeError:
+        raise TypeError(f"{argument} must be an integer, not {given!r}") from None
+    if not 0 <= count < 2**32:
+        raise ValueError(f"{argument}={count} must be from 0 to 4294967295")
+    return count
 
 
 def _label(value: Any) -> int:

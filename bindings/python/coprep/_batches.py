@@ -38,6 +38,8 @@ def framework_of(name: str | None) -> Framework:
 class Images:
     """Makes the batches of a native pipeline: ``(images, labels)``, and the ids if ``with_index``.
 
+    Samples without labels, such as tokens, come as ``images`` alone, or ``(images, ids)``.
+
     Args:
         form: type and memory format of the images.
         gpu: the GPU that batches come on.
@@ -45,22 +47,27 @@ class Images:
 
     def __init__(self, framework: Framework, with_index: bool, form: ImageForm, gpu: Gpu | None) -> None:
         self._torch = framework == "torch"
-        self._fields = 3 if with_index else 2
+        self._with_index = with_index
         self._form = form
         self._gpu = gpu
 
     def __call__(self, arrays: Given, loader: _coprep.Loader) -> Any:
         if isinstance(arrays, _coprep.DeviceBatch):
             assert self._gpu is not None
-            images, labels = self._gpu.tensors(arrays)
-            batch = (self._form.of_device(images, arrays.why_unconverted), labels, ids_on_host(arrays))
-            return batch[: self._fields]
+            images, *labels = self._gpu.tensors(arrays)
+            images = self._form.of_device(images, arrays.why_unconverted)
+            return self._batch([images, *labels, *([ids_on_host(arrays)] if self._with_index else [])])
+        # The ids come last.
+        values: list[Any] = [np.asarray(array) for array in (arrays if self._with_index else arrays[:-1])]
         if self._torch:
             import torch
 
-            images, *rest = (torch.from_numpy(np.asarray(array)) for array in arrays[: self._fields])
-            return (self._form.of_host(images), *rest)
-        return tuple(np.asarray(array) for array in arrays[: self._fields])
+            values = [torch.from_numpy(value) for value in values]
+            values[0] = self._form.of_host(values[0])
+        return self._batch(values)
+
+    def _batch(self, values: list[Any]) -> Any:
+        return tuple(values) if len(values) > 1 else values[0]
 
 
 class Samples:

@@ -21,14 +21,18 @@ Size = int | Iterable[int]
 """Pixels of a side, or (height, width). Sides are 1 to 16384."""
 
 class Pipeline:
-    """A source of images, and the operators that prepare one.
+    """A source of samples, and the operators that prepare one.
 
-    Made by ``coprep.ImageFolder``, ``coprep.Files`` or ``coprep.WebDataset``. A pipeline is immutable: every method
-    returns a new one. It can be pickled, copied and compared. ``decode`` comes first and ``normalize`` last. The others
-    may come in any order, as often as you like. One of them must fix the size: ``random_resized_crop``,
-    ``center_crop``, or ``resize((height, width))``.
+    Made by ``coprep.ImageFolder``, ``coprep.AudioFolder``, ``coprep.Files`` or ``coprep.WebDataset``; by
+    ``coprep.Tokens`` and ``coprep.Arrays``, whose samples are tensors already and take no operators. A pipeline is
+    immutable: every method returns a new one. It can be pickled, copied and compared.
 
-    Images are 8-bit RGB. A batch of them is uint8, or float32 after ``normalize``, of shape (batch, 3, height, width).
+    Of images ``decode`` comes first and ``normalize`` last. The others may come in any order, as often as you like.
+    One of them must fix the size: ``random_resized_crop``, ``center_crop``, or ``resize((height, width))``. Images are
+    8-bit RGB. A batch of them is uint8, or float32 after ``normalize``, of shape (batch, 3, height, width).
+
+    The order of audio is ``decode_audio``, ``resample``, ``random_crop`` or ``crop``, ``log_mel``. One crop is needed.
+
     The result of the operators before the first random one can be cached as the decoded form.
     """
 
@@ -43,6 +47,86 @@ class Pipeline:
             scaled: whether the JPEG decoder may scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway.
                 This is faster; pixels differ slightly from decoding in full.
         """
+
+    def decode_npy(self) -> Pipeline:
+        """Reads each file as a ``.npy`` array. Must be the only operator.
+
+        All arrays have the type and shape of the first file's.
+
+        >>> coprep.Files(paths, labels).decode_npy()
+        >>> coprep.WebDataset("train-{000..099}.tar", image="npy").decode_npy()
+        """
+
+    def decode_audio(
+        self, *, channels: int = 1, channel: int | None = None, max_samples: int = 134_217_728
+    ) -> Pipeline:
+        """Decodes WAV or FLAC to float32 samples from -1 to 1, as ``torchaudio.load`` does. Must come first.
+
+        Only the part that a crop needs is decoded. A batch has the shape (batch, channels, samples).
+
+        Args:
+            channels: 1 mixes all channels of a file down to their mean; a larger number keeps that many, which every
+                file must have.
+            channel: number of the only channel to keep, counted from 0, instead of ``channels``.
+            max_samples: most samples of a channel of a file, 1 or more, before and after resampling. Longer files are
+                refused.
+        """
+
+    def resample(self, rate: int) -> Pipeline:
+        """Resamples audio to one rate, as ``torchaudio.functional.resample`` does. Deterministic.
+
+        Comes right after ``decode_audio``.
+
+        Args:
+            rate: samples of each channel in a second, 1 to 768000.
+        """
+
+    def random_crop(self, seconds: float | None = None, *, samples: int | None = None) -> Pipeline:
+        """Cuts out a random part of audio. Random. Shorter audio gets zeros at its end.
+
+        Args:
+            seconds: length of the part, after ``resample``, which must come before.
+            samples: length of the part, instead of ``seconds``.
+        """
+
+    def crop(self, seconds: float | None = None, *, samples: int | None = None) -> Pipeline:
+        """Cuts out the beginning of audio. Deterministic. Shorter audio gets zeros at its end.
+
+        Args:
+            seconds: length of the part, after ``resample``, which must come before.
+            samples: length of the part, instead of ``seconds``.
+        """
+
+    def log_mel(
+        self,
+        *,
+        n_fft: int = 400,
+        win_length: int | None = None,
+        hop_length: int | None = None,
+        n_mels: int = 128,
+        f_min: float = 0.0,
+        f_max: float | None = None,
+        floor: float = 1e-10,
+    ) -> Pipeline:
+        """Computes the natural logarithm of a mel spectrogram. Deterministic. Must come last.
+
+        It is as ``torchaudio.transforms.MelSpectrogram`` defines it by default: centred frames with reflected edges, a
+        Hann window, power 2, the HTK scale. A batch has the shape (batch, channels, n_mels, samples // hop_length + 1),
+        float32.
+
+        Args:
+            n_fft: samples of a Fourier transform, 2 to 65536.
+            win_length: samples of the window, at most ``n_fft``, which is the default.
+            hop_length: samples from one frame to the next; by default half of ``win_length``.
+            n_mels: mel bands, 1 to 1024.
+            f_min: lowest frequency in Hz.
+            f_max: highest frequency in Hz; by default half of the sampling rate.
+            floor: smallest value that a logarithm is taken of.
+        """
+
+    @property
+    def _is_of_images(self) -> bool:
+        """Whether samples are images, which have types and memory formats of their own."""
 
     def resize(self, size: Size, *, interpolation: Interpolation = "bilinear") -> Pipeline:
         """Resizes with antialiasing. Deterministic, like ``torchvision.transforms.Resize``.
@@ -254,8 +338,22 @@ class WorkerLink:
 def keep_freed_memory() -> None: ...
 def sample_key(seed: int, sample: int, visit: int) -> int: ...
 def image_folder(root: str | os.PathLike[str]) -> Pipeline: ...
+def audio_folder(root: str | os.PathLike[str]) -> Pipeline: ...
 def files(paths: list[str], labels: list[int] | None = None) -> Pipeline: ...
 def web_dataset(shards: list[str], image: str = "jpg;jpeg;png;webp", label: str | None = "cls") -> Pipeline: ...
+
+class TokenOptions(TypedDict):
+    """The keyword arguments of ``coprep.Tokens``, with types by their names in NumPy."""
+
+    window: int
+    dtype: str
+    stride: int
+    out: str
+    offset: int
+    tail: str
+
+def tokens(files: list[str], options: TokenOptions) -> Pipeline: ...
+def arrays(files: list[str], labels: list[int] | None = None) -> Pipeline: ...
 def restore(
     source: str, arguments: tuple[Any, ...], operators: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 ) -> Pipeline: ...

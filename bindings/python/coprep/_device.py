@@ -158,6 +158,8 @@ class ImageForm:
             raise TypeError(
                 f"{given[0]} is for native pipelines: convert the samples of a Python dataset in its transform"
             )
+        if given and pipeline is not None and not pipeline._is_of_images:
+            raise ValueError(f"{given[0]} is for images: tokens and arrays have their own types")
         if given and framework != "torch":
             raise ValueError(f"{given[0]} is for tensors of PyTorch: leave out framework='numpy', or leave it out")
         self._table = None if pipeline is None else _coprep.normalize_table(pipeline)

@@ -78,7 +78,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
 
     - The batches of a **native pipeline** (``coprep.ImageFolder(...)...``) are ``(images, labels)``: images are uint8,
       or after ``normalize`` float32 (or ``dtype``), of shape (batch, 3, height, width); labels are int64 of shape
-      (batch,).
+      (batch,). Those of ``coprep.Tokens``, and of ``coprep.Arrays`` without labels, are one tensor.
     - The batches of a map-style **Python dataset** are what PyTorch's default collation, or ``collate_fn``, makes of
       its samples. Worker processes that all jobs of the stream share run ``dataset[i]``.
     - An **IterableDataset** is shared in a ``cohort``, whose jobs get the batches of one iteration. Elsewhere it works

@@ -12,10 +12,12 @@ pub(crate) struct ImageSize {
 /// Size of a sample's decoded form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodedShape {
-    /// Width in pixels.
+    /// Width in pixels; of an array, its bytes; of audio, the samples of a channel.
     pub width: u32,
-    /// Height in pixels.
+    /// Height in pixels; of an array, 1; of audio, the channels.
     pub height: u32,
+    /// Bytes of a pixel, or of a sample of audio; of an array, 1.
+    pub(crate) pixel_bytes: u32,
 }
 
 /// A part of an image, in pixels.
@@ -41,14 +43,18 @@ pub(crate) struct Freedom {
 }
 
 impl DecodedShape {
-    /// Returns the length of the decoded form in bytes: three per pixel.
+    pub(crate) fn of_image(size: ImageSize) -> Self {
+        DecodedShape {
+            width: size.width,
+            height: size.height,
+            pixel_bytes: 3,
+        }
+    }
+
+    /// Returns the length of the decoded form in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        ImageSize {
-            width: self.width,
-            height: self.height,
-        }
-        .bytes()
+        self.width as usize * self.height as usize * self.pixel_bytes as usize
     }
 }
 

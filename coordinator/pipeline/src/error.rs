@@ -26,11 +26,19 @@ pub enum ErrorKind {
     InvalidPipeline,
     /// The bytes are not an image of a known format.
     NotAnImage,
+    /// The bytes are not a `.npy` file.
+    NotAnArray,
+    /// The bytes are not audio of a known format.
+    NotAudio,
+    /// The audio does not have the channels that are wanted.
+    OtherChannels,
+    /// The array has another type or shape than those before it.
+    OtherShape,
     /// The image is of a kind that this version does not decode.
     Unsupported,
     /// The image's data are cut short or broken.
     Damaged,
-    /// The image has more pixels than `max_pixels`.
+    /// The image has more pixels than `max_pixels`, or the audio more samples than `max_samples`.
     TooLarge,
     /// A buffer has the wrong length, which is a defect of the caller.
     WrongLength,
@@ -82,6 +90,11 @@ pub(crate) fn of_storage(error: coprep_storage::Error) -> Error {
     }
 }
 
+/// Returns the error of operators that do not form a pipeline.
+pub(crate) fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidPipeline, message)
+}
+
 pub(crate) fn damaged(what: impl Display) -> Error {
     let error = Error::new(ErrorKind::Damaged, what.to_string());
     skippable(error, "replace the file")
@@ -91,6 +104,42 @@ pub(crate) fn not_an_image(what: impl Into<String>) -> Error {
     skippable(
         Error::new(ErrorKind::NotAnImage, what),
         "JPEG, PNG and WebP are decoded: convert or remove the file",
+    )
+}
+
+pub(crate) fn not_an_array(what: impl Into<String>) -> Error {
+    skippable(
+        Error::new(ErrorKind::NotAnArray, what),
+        "write arrays by numpy.save, and leave out other files",
+    )
+}
+
+pub(crate) fn not_audio(what: impl Into<String>) -> Error {
+    skippable(
+        Error::new(ErrorKind::NotAudio, what),
+        "WAV and FLAC are decoded: convert or remove the file",
+    )
+}
+
+pub(crate) fn other_channels(what: impl Into<String>) -> Error {
+    skippable(
+        Error::new(ErrorKind::OtherChannels, what),
+        "choose channels in decode_audio() that all files have, or mix them down by channels=1",
+    )
+}
+
+pub(crate) fn too_long(samples: u64, max_samples: u64) -> Error {
+    let what = format!("{samples} samples of a channel are more than max_samples = {max_samples}");
+    skippable(
+        Error::new(ErrorKind::TooLarge, what),
+        "raise max_samples in decode_audio() if the file can be trusted",
+    )
+}
+
+pub(crate) fn other_shape(what: impl Into<String>) -> Error {
+    skippable(
+        Error::new(ErrorKind::OtherShape, what),
+        "write all arrays with one type and shape",
     )
 }
 

@@ -115,7 +115,7 @@ fn format(bytes: &[u8]) -> Result<ImageFormat, Error> {
     }
 }
 
-fn start(bytes: &[u8]) -> String {
+pub(crate) fn start(bytes: &[u8]) -> String {
     bytes
         .iter()
         .take(8)

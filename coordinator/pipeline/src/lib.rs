@@ -1,6 +1,6 @@
 //! Sources of samples, and the operators that prepare them.
 //!
-//! A [`Dataset`] is a list of files with labels. A [`Pipeline`] is a compiled list of operators; it is immutable and
+//! A [`Dataset`] is a list of samples, such as files with labels. A [`Pipeline`] is a compiled list of operators; it is immutable and
 //! shared by all threads. A [`Scratch`] belongs to one thread and holds the memory that is used again for every sample.
 //! A sample takes one of two ways:
 //!
@@ -17,23 +17,33 @@
 //! - No bytes, however damaged, make it panic; each call gives the sample or one [`Error`].
 //! - In the steady state, no memory in proportion to an image's size is allocated.
 //!
-//! Geometry and interpolation are torchvision's. `docs/reference/images.md` states how much the results differ.
+//! Geometry and interpolation of images are torchvision's. `docs/reference/images.md` states how much the results
+//! differ.
 
+mod array_pipeline;
+mod audio_codec;
+mod audio_pipeline;
 mod codec;
 mod crop;
 mod error;
 mod header;
+mod image_pipeline;
 mod jpeg;
 mod layout;
+mod mel;
+mod npy;
 mod pipeline;
+mod resample;
 mod resize;
 mod rng;
+mod run;
 mod source;
 
 /// Longest file that is read as a sample.
 pub use coprep_storage::MOST_BYTES;
 pub use crop::DecodedShape;
 pub use error::{Error, ErrorKind};
-pub use pipeline::{DecodedView, Picture, Pipeline, PipelineRun, Scratch};
+pub use pipeline::{Pipeline, Scratch};
 pub use rng::SampleKey;
+pub use run::{DecodedView, Picture, PipelineRun};
 pub use source::Dataset;

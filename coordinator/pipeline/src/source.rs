@@ -1,11 +1,13 @@
-//! Datasets: folders of classes, lists of files, and tar shards, local or in a remote store.
+//! Datasets: folders of classes, lists of files, tar shards, and windows of arrays, local or in a remote store.
 //!
 //! A dataset is held once, in a few arrays. A sample takes 8 bytes and its name within its folder, and in a store 20 bytes
 //! more. The order of samples is that of `torchvision.datasets.ImageFolder`: classes in lexicographic
 //! order; within a class, the folders in the order of their paths, links followed; within a folder, the files by name.
 
+mod arrays;
 mod labels;
 mod remote;
+mod windows;
 
 use std::ffi::{OsStr, OsString};
 use std::ops::Range;
@@ -20,13 +22,46 @@ use coprep_shards::{IndexFolder, ShardSamples};
 use coprep_storage::{Extent, ObjectTable, OutageReport, ReadThrottle, Stores};
 
 use self::labels::Labels;
+use self::windows::Windows;
+use crate::array_pipeline::ArrayForm;
 use crate::error::{self, Error, ErrorKind};
 
-/// Endings of file names that make a file of a folder a sample, in upper or lower case.
+/// Endings of file names that make a file of a folder of images a sample, in upper or lower case.
 const DECODED: [&str; 4] = [".jpg", ".jpeg", ".png", ".webp"];
 
 /// Further endings that torchvision takes but that are not decoded here.
 const NOT_DECODED: [&str; 5] = [".bmp", ".pgm", ".ppm", ".tif", ".tiff"];
+
+/// Endings that make a file of a folder of audio a sample.
+const DECODED_AUDIO: [&str; 2] = [".flac", ".wav"];
+
+/// The files of a folder that are samples.
+struct FolderKind {
+    /// What a sample is, for people.
+    sample: &'static str,
+    /// Name of a folder of such samples, for people.
+    folder: &'static str,
+    /// Example of a path below the folder.
+    example: &'static str,
+    decoded: &'static [&'static str],
+    not_decoded: &'static [&'static str],
+}
+
+const IMAGES: FolderKind = FolderKind {
+    sample: "image",
+    folder: "an image folder",
+    example: "root/class/image.jpg",
+    decoded: &DECODED,
+    not_decoded: &NOT_DECODED,
+};
+
+const AUDIO: FolderKind = FolderKind {
+    sample: "audio file",
+    folder: "a folder of audio",
+    example: "root/class/sound.flac",
+    decoded: &DECODED_AUDIO,
+    not_decoded: &[],
+};
 
 /// Bytes that [`Dataset::fetch_head`] reads. Exif data and a colour profile may come before the size.
 const HEAD_BYTES: u64 = 256 << 10;
@@ -36,12 +71,23 @@ const HEAD_BYTES: u64 = 256 << 10;
 pub struct Dataset {
     classes: Vec<String>,
     labels: Labels,
-    /// The objects. Without `shards`, each is a sample, so the id of a sample is the number of its object.
     objects: ObjectTable,
-    /// The places of samples within objects that are tar shards.
-    shards: Option<ShardSamples>,
+    places: Places,
+    /// The form of samples that are tensors already.
+    array_form: Option<ArrayForm>,
     ignored: u64,
     fingerprint: u128,
+}
+
+/// The places of samples within their objects.
+#[derive(Debug)]
+enum Places {
+    /// Each object is a sample, so the id of a sample is the number of its object.
+    Objects,
+    /// Images in tar shards.
+    Shards(ShardSamples),
+    /// Parts of files, all of one length.
+    Windows(Windows),
 }
 
 impl Dataset {
@@ -71,12 +117,12 @@ impl Dataset {
         goes_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Dataset, Error> {
         let mut dataset = match source {
-            Source::ImageFolder { root } => match url(root)? {
-                Some(url) => remote::image_folder(&url, stores, goes_on)?,
-                None => image_folder(Path::new(root))?,
-            },
+            Source::ImageFolder { root } => class_folder(root, &IMAGES, stores, goes_on)?,
+            Source::AudioFolder { root } => class_folder(root, &AUDIO, stores, goes_on)?,
             Source::Files(list) => files(list, stores)?,
             Source::TarShards(list) => tar_shards(list, stores, goes_on)?,
+            Source::Tokens(tokens) => arrays::tokens(tokens, stores)?,
+            Source::Arrays(files) => arrays::rows(files, stores)?,
             Source::UserCode(user) => {
                 return Err(invalid(format!(
                     "{} is a dataset of a job's own code: only its jobs can open it",
@@ -102,7 +148,8 @@ impl Dataset {
             classes: Vec::new(),
             labels: Labels::default(),
             objects: ObjectTable::local(root),
-            shards: None,
+            places: Places::Objects,
+            array_form: None,
             ignored: 0,
             fingerprint: 0,
         }
@@ -116,8 +163,10 @@ impl Dataset {
     fn hash(&self) -> u128 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         self.objects.identify(&mut hash);
-        if let Some(shards) = &self.shards {
-            shards.identify(&mut hash);
+        match &self.places {
+            Places::Objects => {}
+            Places::Shards(shards) => shards.identify(&mut hash),
+            Places::Windows(windows) => windows.identify(&mut hash),
         }
         self.labels
             .iter()
@@ -156,8 +205,12 @@ impl Dataset {
     /// Returns the bytes of memory that the list of samples takes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        let shards = self.shards.as_ref().map_or(0, ShardSamples::memory_bytes);
-        self.objects.memory_bytes() + self.labels.memory_bytes() + shards
+        let places = match &self.places {
+            Places::Objects => 0,
+            Places::Shards(shards) => shards.memory_bytes(),
+            Places::Windows(windows) => windows.memory_bytes(),
+        };
+        self.objects.memory_bytes() + self.labels.memory_bytes() + places
     }
 
     /// Returns the label of a sample: the position of its class in [`Dataset::classes`], or the number that the list
@@ -172,19 +225,22 @@ impl Dataset {
     }
 
     /// Returns the path of a sample's file, or its URL. After it, for a sample in a shard: `#` and the name of its image
-    /// there.
+    /// there; for a window: `#bytes`, and the offsets of its first byte and of the byte after its last.
     ///
     /// # Panics
     ///
     /// If `id` is not below [`Dataset::len`].
     #[must_use]
     pub fn path(&self, id: u32) -> PathBuf {
-        let Some(shards) = &self.shards else {
-            return self.objects.path(id);
+        let object = self.extent(id).object;
+        let within = match &self.places {
+            Places::Objects => return self.objects.path(object),
+            Places::Shards(shards) => shards.name(id).to_owned(),
+            Places::Windows(windows) => windows.name(id),
         };
-        let mut path = self.objects.path(shards.shard(id)).into_os_string();
+        let mut path = self.objects.path(object).into_os_string();
         path.push("#");
-        path.push(shards.name(id));
+        path.push(within);
         path.into()
     }
 
@@ -205,16 +261,39 @@ impl Dataset {
     /// If `id` is not below [`Dataset::len`].
     #[must_use]
     pub fn extent(&self, id: u32) -> Extent {
-        match &self.shards {
-            Some(shards) => shards.extent(id),
-            None => Extent::whole(id),
+        match &self.places {
+            Places::Objects => Extent::whole(id),
+            Places::Shards(shards) => shards.extent(id),
+            Places::Windows(windows) => windows.extent(id),
         }
     }
 
     /// Returns `true` if samples lie in tar shards.
     #[must_use]
     pub fn is_sharded(&self) -> bool {
-        self.shards.is_some()
+        matches!(self.places, Places::Shards(_))
+    }
+
+    /// Returns `true` if samples have labels. Otherwise [`Dataset::label`] is 0 for all, and batches have none.
+    #[must_use]
+    pub fn has_labels(&self) -> bool {
+        self.array_form.is_none() || !matches!(self.labels, Labels::Zeros(_))
+    }
+
+    /// Returns `true` if samples are tensors already, so that no operators belong to them.
+    #[must_use]
+    pub fn is_of_arrays(&self) -> bool {
+        self.array_form.is_some()
+    }
+
+    /// Returns the form of samples that are tensors already, or `None` if samples are files that are to be decoded.
+    pub(crate) fn array_form(&self) -> Option<&ArrayForm> {
+        self.array_form.as_ref()
+    }
+
+    /// Returns `true` if samples are parts of objects.
+    fn has_parts(&self) -> bool {
+        !matches!(self.places, Places::Objects)
     }
 
     /// Returns the names of the classes, in the order of their labels. Lists of files and shards have none.
@@ -264,9 +343,10 @@ impl Dataset {
     /// Returns the length of a sample if the listing told it, so that nobody needs to be asked.
     #[must_use]
     pub fn listed_len(&self, id: u32) -> Option<u64> {
-        match &self.shards {
-            Some(shards) => Some(shards.length(id)),
-            None => self.objects.listed_length(id),
+        match &self.places {
+            Places::Objects => self.objects.listed_length(id),
+            Places::Shards(shards) => Some(shards.length(id)),
+            Places::Windows(windows) => Some(windows.length()),
         }
     }
 
@@ -276,9 +356,10 @@ impl Dataset {
     ///
     /// If the file is missing or cannot be read.
     pub fn file_len(&self, id: u32) -> Result<u64, Error> {
-        match &self.shards {
-            Some(shards) => Ok(shards.length(id)),
-            None => self.objects.length(id).map_err(error::of_storage),
+        match &self.places {
+            Places::Objects => self.objects.length(id).map_err(error::of_storage),
+            Places::Shards(shards) => Ok(shards.length(id)),
+            Places::Windows(windows) => Ok(windows.length()),
         }
     }
 
@@ -298,7 +379,7 @@ impl Dataset {
     ///
     /// If the file is missing or cannot be read.
     pub fn fetch_head(&self, id: u32, into: &mut Vec<u8>) -> Result<(), Error> {
-        if self.is_sharded() {
+        if self.has_parts() {
             *into = self
                 .fetch_heads(&[id])
                 .pop()
@@ -311,7 +392,7 @@ impl Dataset {
 
     /// Reads the starts of several samples' files: at once from a remote store, one after another from a local folder.
     pub fn fetch_heads(&self, ids: &[u32]) -> Vec<Result<Vec<u8>, Error>> {
-        let heads = if self.is_sharded() {
+        let heads = if self.has_parts() {
             let extents: Vec<Extent> = ids.iter().map(|&id| self.extent(id)).collect();
             self.objects.read_part_heads(&extents, HEAD_BYTES)
         } else {
@@ -430,22 +511,35 @@ fn tar_shards(
     let label = |i: usize| open.labels.get(i).copied().unwrap_or(0);
     dataset.labels = (0..open.samples.len()).map(label).collect();
     dataset.objects = open.objects;
-    dataset.shards = Some(open.samples);
+    dataset.places = Places::Shards(open.samples);
     Ok(dataset)
 }
 
-fn image_folder(root: &Path) -> Result<Dataset, Error> {
-    let classes = class_folders(root)?;
+/// Lists a folder with one subfolder per class, local or in a store.
+fn class_folder(
+    root: &str,
+    kind: &FolderKind,
+    stores: &Stores,
+    goes_on: &mut dyn FnMut(u64) -> bool,
+) -> Result<Dataset, Error> {
+    match url(root)? {
+        Some(url) => remote::class_folder(&url, kind, stores, goes_on),
+        None => local_class_folder(Path::new(root), kind),
+    }
+}
+
+fn local_class_folder(root: &Path, kind: &FolderKind) -> Result<Dataset, Error> {
+    let classes = class_folders(root, kind)?;
     let mut dataset = Dataset::rooted(root);
     let mut empty = Vec::new();
     for (label, class) in classes.iter().enumerate() {
         let before = dataset.labels.len();
-        add_class(&mut dataset, root, class, label as i64)?;
+        add_class(&mut dataset, root, class, (kind, label as i64))?;
         if dataset.labels.len() == before {
             empty.push(class.to_string_lossy());
         }
     }
-    refuse_empty(&root.display().to_string(), &empty)?;
+    refuse_empty(&root.display().to_string(), &empty, kind)?;
     dataset.classes = classes
         .into_iter()
         .map(|c| c.to_string_lossy().into_owned())
@@ -453,26 +547,28 @@ fn image_folder(root: &Path) -> Result<Dataset, Error> {
     Ok(dataset)
 }
 
-/// Refuses a folder in which these classes have no image.
-fn refuse_empty(root: &str, empty: &[impl AsRef<str>]) -> Result<(), Error> {
+/// Refuses a folder in which these classes have no sample.
+fn refuse_empty(root: &str, empty: &[impl AsRef<str>], kind: &FolderKind) -> Result<(), Error> {
     if empty.is_empty() {
         return Ok(());
     }
     Err(invalid(format!(
-        "{root}: no image in the class folder{} {}",
+        "{root}: no {} in the class folder{} {}",
+        kind.sample,
         if empty.len() == 1 { "" } else { "s" },
         some_of(empty),
     ))
     .with_remedy(format!(
         "files whose names end in {} are samples: add some or remove the folder",
-        DECODED.join(", "),
+        kind.decoded.join(", "),
     )))
 }
 
 /// Returns the error of a folder without class folders.
-fn no_classes(root: impl std::fmt::Display) -> Error {
+fn no_classes(root: impl std::fmt::Display, kind: &FolderKind) -> Error {
     invalid(format!(
-        "{root} has no class folders: an image folder has one subfolder per class (root/class/image.jpg)"
+        "{root} has no class folders: {} has one subfolder per class ({})",
+        kind.folder, kind.example
     ))
     .with_remedy("for other layouts give a list of files")
 }
@@ -491,7 +587,7 @@ fn some_of(names: &[impl AsRef<str>]) -> String {
     }
 }
 
-fn class_folders(root: &Path) -> Result<Vec<OsString>, Error> {
+fn class_folders(root: &Path, kind: &FolderKind) -> Result<Vec<OsString>, Error> {
     let entries = std::fs::read_dir(root).map_err(|e| unreadable(root, e))?;
     let mut classes = Vec::new();
     for entry in entries {
@@ -502,21 +598,26 @@ fn class_folders(root: &Path) -> Result<Vec<OsString>, Error> {
         }
     }
     if classes.is_empty() {
-        return Err(no_classes(root.display()));
+        return Err(no_classes(root.display(), kind));
     }
     classes.sort();
     Ok(classes)
 }
 
 /// Adds the samples of a class in the order of (path of the folder, name).
-fn add_class(dataset: &mut Dataset, root: &Path, class: &OsStr, label: i64) -> Result<(), Error> {
+fn add_class(
+    dataset: &mut Dataset,
+    root: &Path,
+    class: &OsStr,
+    (kind, label): (&FolderKind, i64),
+) -> Result<(), Error> {
     let top = root.join(class);
     let mut found = Vec::new();
     for entry in walkdir::WalkDir::new(&top).follow_links(true).min_depth(1) {
         let Some(path) = file_of(entry, &top)? else {
             continue;
         };
-        match kind(path.file_name().unwrap_or_default().as_bytes()) {
+        match kind.of(path.file_name().unwrap_or_default().as_bytes()) {
             Kind::Sample => found.push(split(&path, root)),
             Kind::NotDecoded => dataset.ignored += 1,
             Kind::Other => {}
@@ -558,13 +659,16 @@ enum Kind {
     Other,
 }
 
-fn kind(name: &[u8]) -> Kind {
-    let name = name.to_ascii_lowercase();
-    let is_in = |list: &[&str]| list.iter().any(|ending| name.ends_with(ending.as_bytes()));
-    match () {
-        () if is_in(&DECODED) => Kind::Sample,
-        () if is_in(&NOT_DECODED) => Kind::NotDecoded,
-        () => Kind::Other,
+impl FolderKind {
+    /// Returns what a file with this name is.
+    fn of(&self, name: &[u8]) -> Kind {
+        let name = name.to_ascii_lowercase();
+        let is_in = |list: &[&str]| list.iter().any(|ending| name.ends_with(ending.as_bytes()));
+        match () {
+            () if is_in(self.decoded) => Kind::Sample,
+            () if is_in(self.not_decoded) => Kind::NotDecoded,
+            () => Kind::Other,
+        }
     }
 }
 

@@ -14,7 +14,7 @@
 //! * [`gpu_batch`]: the places of a batch's fields in a buffer of a GPU.
 //! * [`dataset_path`]: one spelling for each path of a dataset.
 //! * [`dataset_url`]: URLs of datasets in object stores.
-//! * [`shard_list`], [`braces`]: tar shards as a person names them.
+//! * [`shard_list`], [`array_files`], [`braces`]: tar shards, and files of tokens and arrays, as a person names them.
 //! * [`paths`]: where the socket lies, and who may own it.
 //! * [`poll_interval`]: bounds of waits that a lost wake-up could prolong.
 //! * [`polling`]: waits for descriptors that no signal cuts short.
@@ -26,10 +26,12 @@
 //! validated before it is read. A frame that fails either check ends that connection only.
 #![deny(unsafe_code)]
 
+pub mod array_files;
 pub mod braces;
 pub mod code;
 pub mod dataset_path;
 pub mod dataset_url;
+mod file_list;
 pub mod frame;
 pub mod gpu_batch;
 pub mod id_set;
@@ -51,4 +53,4 @@ pub mod spec;
 pub mod uploader;
 
 /// Version of the messages. A client and its coordinator must have the same.
-pub const PROTOCOL_VERSION: u16 = 10;
+pub const PROTOCOL_VERSION: u16 = 11;

@@ -1,12 +1,9 @@
 //! The shards of a dataset as a person names them: paths and URLs, with braces.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
 
-use crate::braces;
-use crate::dataset_path;
-use crate::dataset_url::DatasetUrl;
 use crate::spec::TarShards;
+use crate::{braces, file_list};
 
 /// Default of [`TarShards::image`]: the endings of images that are decoded.
 pub const DEFAULT_IMAGE: &str = "jpg;jpeg;png;webp";
@@ -52,10 +49,7 @@ impl TarShards {
         label: Option<&str>,
     ) -> Result<TarShards, InvalidShards> {
         let invalid = |text: String| InvalidShards(text);
-        let mut names = Vec::new();
-        for text in texts {
-            names.extend(braces::expand(text).map_err(|e| invalid(e.to_string()))?);
-        }
+        let names = file_list::expanded(texts).map_err(invalid)?;
         if names.is_empty() {
             return Err(invalid(
                 "the list of shards is empty: give at least one tar file".into(),
@@ -70,7 +64,7 @@ impl TarShards {
         }
         check_parts(image, label)?;
         Ok(TarShards {
-            shards: resolved(&names)?,
+            shards: file_list::resolved(&names).map_err(invalid)?,
             image: image.to_owned(),
             label: label.map(str::to_owned),
         })
@@ -80,17 +74,7 @@ impl TarShards {
     /// shard and the number of the others.
     #[must_use]
     pub fn name(&self) -> String {
-        let (Some(first), Some(last)) = (self.shards.first(), self.shards.last()) else {
-            return "no shards".into();
-        };
-        if self.shards.len() == 1 {
-            return first.clone();
-        }
-        let range = numbered_range(first, last);
-        let is_it = |text: &String| braces::expand(text).is_ok_and(|all| all == self.shards);
-        range
-            .filter(is_it)
-            .unwrap_or_else(|| format!("{first} and {} more", self.shards.len() - 1))
+        file_list::name(&self.shards, "no shards")
     }
 }
 
@@ -108,26 +92,6 @@ impl fmt::Display for TarShards {
         }
         f.write_str(")")
     }
-}
-
-/// Returns the text with a range in braces whose first and last names are these.
-fn numbered_range(first: &str, last: &str) -> Option<String> {
-    let differs = first.bytes().zip(last.bytes()).position(|(a, b)| a != b)?;
-    // The number begins where the digits before the first difference begin.
-    let head = first.get(..differs)?.trim_end_matches(is_digit);
-    let (from, rest) = split_number(&first[head.len()..]);
-    let (to, _) = split_number(&last[head.len()..]);
-    Some(format!("{head}{{{from}..{to}}}{rest}"))
-}
-
-/// Splits a text after the digits at its beginning.
-fn split_number(text: &str) -> (&str, &str) {
-    let rest = text.trim_start_matches(is_digit);
-    text.split_at(text.len() - rest.len())
-}
-
-fn is_digit(c: char) -> bool {
-    c.is_ascii_digit()
 }
 
 fn check_parts(image: &str, label: Option<&str>) -> Result<(), InvalidShards> {
@@ -154,35 +118,10 @@ fn is_ending(text: &str) -> bool {
     !text.is_empty() && !text.starts_with('.') && !text.contains(['/', ':', ';', '\n'])
 }
 
-/// Returns the absolute paths of files, and URLs in their one spelling.
-fn resolved(names: &[String]) -> Result<Vec<String>, InvalidShards> {
-    let invalid = |e: &dyn fmt::Display| InvalidShards(e.to_string());
-    let mut urls = Vec::with_capacity(names.len());
-    for name in names {
-        urls.push(DatasetUrl::parse(name).map_err(|e| invalid(&e))?);
-    }
-    let is_path = |(_, url): &(&String, &Option<DatasetUrl>)| url.is_none();
-    let paths = names.iter().zip(&urls).filter(is_path);
-    let paths: Vec<PathBuf> = paths.map(|(name, _)| name.into()).collect();
-    let mut paths = dataset_path::files(&paths)
-        .map_err(|e| invalid(&e))?
-        .into_iter();
-    let name = |url: Option<DatasetUrl>| match url {
-        Some(url) => Ok(url.to_string()),
-        // There is one path for each name that is no URL.
-        None => text(&paths.next().unwrap_or_default()),
-    };
-    urls.into_iter().map(name).collect()
-}
-
-/// Returns a path as text, because messages carry text.
-fn text(path: &Path) -> Result<String, InvalidShards> {
-    let text = path.to_str().map(str::to_owned);
-    text.ok_or_else(|| InvalidShards(format!("{} is not valid UTF-8: rename it", path.display())))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn named(texts: &[&str]) -> TarShards {

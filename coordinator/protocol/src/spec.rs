@@ -22,6 +22,53 @@ pub enum Source {
     UserCode(UserDataset),
     /// Tar files in the layout of WebDataset.
     TarShards(TarShards),
+    /// Windows of files of integers.
+    Tokens(TokenFiles),
+    /// Rows of `.npy` files.
+    Arrays(ArrayFiles),
+    /// A folder of audio files with one subfolder per class, listed like [`Source::ImageFolder`].
+    AudioFolder {
+        /// Absolute path of the root folder, or its URL.
+        root: String,
+    },
+}
+
+/// Files of integers without structure, such as the tokens of a text. A sample is a window of them: `window` tokens that
+/// begin at token 0, `stride`, 2 `stride` and so on of a file. No window spans two files. Ids follow (file, position).
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct TokenFiles {
+    /// Absolute paths, or URLs, without braces.
+    pub files: Vec<String>,
+    /// Type of the tokens in the files, in little-endian byte order.
+    pub dtype: Dtype,
+    /// Type of the tokens in a batch: `dtype`, or a wider one.
+    pub out: Dtype,
+    /// Tokens of a sample.
+    pub window: u32,
+    /// Tokens from the beginning of one window to the next.
+    pub stride: u32,
+    /// Bytes of a header at the beginning of each file.
+    pub offset: u64,
+    /// Rule for the tokens behind the last whole stride of a file.
+    pub tail: Tail,
+}
+
+/// Rule for the tokens at the end of a file that do not fill another window.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tail {
+    /// They are left out.
+    Drop,
+    /// One more window ends at the end of the file, and overlaps the window before it by more than the others.
+    Overlap,
+}
+
+/// `.npy` files whose rows are samples. All have one element type, and rows of one shape. Ids follow (file, row).
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+pub struct ArrayFiles {
+    /// Absolute paths, or URLs, without braces.
+    pub files: Vec<String>,
+    /// One label for each row of all files, or empty. Without labels a batch has none.
+    pub labels: Vec<i64>,
 }
 
 /// Tar files in the layout of WebDataset: consecutive files whose names agree up to the first dot are one sample. Ids
@@ -104,6 +151,36 @@ pub enum ResizeTo {
     },
 }
 
+/// The channels of a sample of audio.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AudioChannels {
+    /// One channel, the mean of those in the file.
+    Mixed,
+    /// The channel with this number, counted from 0.
+    One(u16),
+    /// All of them, which must be so many.
+    All(u16),
+}
+
+/// A mel spectrogram, as `torchaudio.transforms.MelSpectrogram` defines it with its other arguments left out.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq)]
+pub struct LogMel {
+    /// Samples of a Fourier transform.
+    pub n_fft: u32,
+    /// Samples of the Hann window, at most `n_fft`.
+    pub win_length: u32,
+    /// Samples from one frame to the next.
+    pub hop_length: u32,
+    /// Number of mel bands.
+    pub n_mels: u32,
+    /// Lowest frequency, in Hz.
+    pub f_min: f32,
+    /// Highest frequency, in Hz, or `None` for half the sampling rate.
+    pub f_max: Option<f32>,
+    /// Smallest value that a logarithm is taken of.
+    pub floor: f32,
+}
+
 /// One step of preparation, in the order of application.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Op {
@@ -117,6 +194,32 @@ pub enum Op {
         /// is faster, but pixels differ slightly from decoding in full and resizing.
         scaled: bool,
     },
+    /// Reads the file as a `.npy` array. Must be the only operator. All files have the type and shape of the first.
+    DecodeNpy,
+    /// Decodes a WAV or FLAC file to float32 samples from -1 to 1. Must be the first operator.
+    DecodeAudio {
+        /// The channels of a sample.
+        channels: AudioChannels,
+        /// Most samples of a channel of a file. A longer file is refused.
+        max_samples: u64,
+    },
+    /// Resamples audio. Comes right after decoding. Deterministic.
+    Resample {
+        /// Samples of each channel in a second, for all files.
+        rate: u32,
+    },
+    /// Cuts out a random part of audio, padded with zeros at the end where it is shorter.
+    RandomCrop {
+        /// Length, in samples after [`Op::Resample`].
+        samples: u32,
+    },
+    /// Cuts out the beginning of audio, padded with zeros at the end where it is shorter. Deterministic.
+    Crop {
+        /// Length, in samples after [`Op::Resample`].
+        samples: u32,
+    },
+    /// Computes the logarithm of a mel spectrogram. Must be the last operator.
+    LogMel(LogMel),
     /// Resizes the image. Deterministic.
     Resize {
         /// Target size.
@@ -165,7 +268,7 @@ impl Op {
     pub fn is_random(&self) -> bool {
         matches!(
             self,
-            Op::RandomResizedCrop { .. } | Op::RandomHorizontalFlip { .. }
+            Op::RandomResizedCrop { .. } | Op::RandomHorizontalFlip { .. } | Op::RandomCrop { .. }
         )
     }
 
@@ -183,7 +286,7 @@ impl Op {
 pub struct PipelineSpec {
     /// Source of the samples.
     pub source: Source,
-    /// Operators in order. The first is [`Op::Decode`].
+    /// Operators in order. The first decodes. Tokens and rows of arrays have none.
     pub ops: Vec<Op>,
 }
 
@@ -196,6 +299,11 @@ pub const DEFAULT_SCALE: (f32, f32) = (0.08, 1.0);
 pub const DEFAULT_RATIO: (f32, f32) = (3.0 / 4.0, 4.0 / 3.0);
 /// Default of [`Op::RandomHorizontalFlip::p`].
 pub const DEFAULT_FLIP: f32 = 0.5;
+
+/// Default of [`Op::DecodeAudio::max_samples`]: 46 minutes at 48 kHz, and 512 MiB of a decoded channel.
+pub const DEFAULT_MAX_SAMPLES: u64 = 1 << 27;
+/// Default of [`LogMel::floor`].
+pub const DEFAULT_FLOOR: f32 = 1e-10;
 
 /// Element type of a field.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
@@ -331,7 +439,7 @@ impl PipelineSpec {
     }
 
     /// Returns the identity of the decoded form, which is made by the source and the operators before the first one
-    /// that is random or leaves 8-bit pixels. Whether the decoder may scale makes no difference, because the decoded
+    /// that is random, leaves 8-bit pixels, or makes a spectrogram. Whether the decoder may scale makes no difference, because the decoded
     /// form is always decoded in full.
     #[must_use]
     pub fn decoded_fingerprint(&self) -> u128 {
@@ -360,7 +468,8 @@ impl PipelineSpec {
     /// default.
     #[must_use]
     pub fn cached_ops(&self) -> Vec<Op> {
-        let cached = |op: &&Op| !op.is_random() && !matches!(op, Op::Normalize { .. });
+        let is_last = |op: &Op| matches!(op, Op::Normalize { .. } | Op::LogMel(_));
+        let cached = |op: &&Op| !op.is_random() && !is_last(op);
         let ops = self.ops.iter().take_while(cached);
         ops.map(|op| op.with_scaled(true)).collect()
     }
@@ -374,6 +483,9 @@ impl fmt::Display for PipelineSpec {
             Source::Files(list) => write!(f, "Files({} paths)", list.paths.len())?,
             Source::UserCode(user) => f.write_str(&user.name)?,
             Source::TarShards(shards) => write!(f, "{shards}")?,
+            Source::AudioFolder { root } => write!(f, "AudioFolder({root:?})")?,
+            Source::Tokens(tokens) => write!(f, "{tokens}")?,
+            Source::Arrays(arrays) => write!(f, "{arrays}")?,
         }
         self.ops.iter().try_for_each(|op| write!(f, ".{op}"))
     }
@@ -382,8 +494,40 @@ impl fmt::Display for PipelineSpec {
 /// Writes the Python call that adds the operator, with the arguments that differ from their defaults.
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let arguments = self
+            .audio_arguments()
+            .unwrap_or_else(|| self.image_arguments());
+        write!(f, "{}({})", self.name(), arguments.join(", "))
+    }
+}
+
+impl Op {
+    /// Returns the Python arguments of an operator of audio, or `None` if it is for other samples.
+    fn audio_arguments(&self) -> Option<Vec<String>> {
         let mut arguments = Vec::new();
-        let name = match *self {
+        match *self {
+            Op::DecodeAudio {
+                channels,
+                max_samples,
+            } => {
+                arguments.extend(channels.argument());
+                let differs = max_samples != DEFAULT_MAX_SAMPLES;
+                arguments.extend(differs.then(|| format!("max_samples={max_samples}")));
+            }
+            Op::Resample { rate } => arguments.push(rate.to_string()),
+            Op::RandomCrop { samples } | Op::Crop { samples } => {
+                arguments.push(format!("samples={samples}"));
+            }
+            Op::LogMel(shape) => arguments.extend(shape.arguments()),
+            _ => return None,
+        }
+        Some(arguments)
+    }
+
+    /// Returns the Python arguments of any other operator.
+    fn image_arguments(&self) -> Vec<String> {
+        let mut arguments = Vec::new();
+        match *self {
             Op::Decode {
                 apply_exif_orientation,
                 max_pixels,
@@ -394,7 +538,6 @@ impl fmt::Display for Op {
                 let differs = max_pixels != DEFAULT_MAX_PIXELS;
                 arguments.extend(differs.then(|| format!("max_pixels={max_pixels}")));
                 arguments.extend((!scaled).then(|| "scaled=False".into()));
-                "decode"
             }
             Op::Resize { to, interpolation } => {
                 arguments.push(match to {
@@ -403,12 +546,8 @@ impl fmt::Display for Op {
                     ResizeTo::Exact { height, width } => format!("({height}, {width})"),
                 });
                 arguments.extend(interpolation.argument());
-                "resize"
             }
-            Op::CenterCrop { height, width } => {
-                arguments.push(size(height, width));
-                "center_crop"
-            }
+            Op::CenterCrop { height, width } => arguments.push(size(height, width)),
             Op::RandomResizedCrop {
                 height,
                 width,
@@ -422,18 +561,61 @@ impl fmt::Display for Op {
                 let differs = ratio != DEFAULT_RATIO;
                 arguments.extend(differs.then(|| format!("ratio={ratio:?}")));
                 arguments.extend(interpolation.argument());
-                "random_resized_crop"
             }
             Op::RandomHorizontalFlip { p } => {
                 arguments.extend((p != DEFAULT_FLIP).then(|| format!("{p:?}")));
-                "random_horizontal_flip"
             }
             Op::Normalize { mean, std } => {
                 arguments.extend([mean, std].map(|[r, g, b]| format!("({r:?}, {g:?}, {b:?})")));
-                "normalize"
             }
-        };
-        write!(f, "{name}({})", arguments.join(", "))
+            _ => {}
+        }
+        arguments
+    }
+}
+
+impl AudioChannels {
+    /// Returns the Python argument, or `None` for the default.
+    fn argument(self) -> Option<String> {
+        match self {
+            AudioChannels::Mixed => None,
+            AudioChannels::One(channel) => Some(format!("channel={channel}")),
+            AudioChannels::All(count) => Some(format!("channels={count}")),
+        }
+    }
+}
+
+impl LogMel {
+    /// Returns the Python arguments that differ from their defaults.
+    fn arguments(&self) -> Vec<String> {
+        let default = LogMel::of(self.n_fft, self.win_length, self.n_mels);
+        let [n_fft, n_mels] = [self.n_fft, self.n_mels];
+        let mut arguments = vec![format!("n_fft={n_fft}")];
+        let differs = self.win_length != self.n_fft;
+        arguments.extend(differs.then(|| format!("win_length={}", self.win_length)));
+        let differs = self.hop_length != default.hop_length;
+        arguments.extend(differs.then(|| format!("hop_length={}", self.hop_length)));
+        arguments.push(format!("n_mels={n_mels}"));
+        let differs = self.f_min != default.f_min;
+        arguments.extend(differs.then(|| format!("f_min={:?}", self.f_min)));
+        arguments.extend(self.f_max.map(|f_max| format!("f_max={f_max:?}")));
+        let differs = self.floor != default.floor;
+        arguments.extend(differs.then(|| format!("floor={:?}", self.floor)));
+        arguments
+    }
+
+    /// Returns a spectrogram whose other numbers have their defaults.
+    #[must_use]
+    pub const fn of(n_fft: u32, win_length: u32, n_mels: u32) -> Self {
+        LogMel {
+            n_fft,
+            win_length,
+            hop_length: win_length / 2,
+            n_mels,
+            f_min: 0.0,
+            f_max: None,
+            floor: DEFAULT_FLOOR,
+        }
     }
 }
 

@@ -4,6 +4,8 @@
 //! its label. It is made when a shard is opened for the first time, by reading the chain of headers ([`open`](open())),
 //! and kept in a folder of the user. An index file beside a shard is used too, if it fits.
 //!
+//! Other files that samples are parts of are found in the same way ([`find_files`]).
+//!
 //! An index and a shard are data from outside: all numbers are checked before anything is read by them.
 #![forbid(unsafe_code)]
 
@@ -19,4 +21,5 @@ mod scan;
 mod wids;
 
 pub use index_files::IndexFolder;
+pub use locate::{FoundFiles, find_files};
 pub use open::{IndexOrigins, IndexSummary, OpenShards, ShardSamples, open, write_indexes};

@@ -36,7 +36,12 @@ impl Shard {
     ///
     /// # Errors
     /// If one is missing, or a store does not answer.
-    pub(crate) fn find_all(names: &[String], stores: &Stores) -> Result<Vec<Shard>, Error> {
+    /// `what` says what they are, for errors: "shard".
+    pub(crate) fn find_all(
+        names: &[String],
+        what: &str,
+        stores: &Stores,
+    ) -> Result<Vec<Shard>, Error> {
         let urls = names
             .iter()
             .map(|name| parse(name))
@@ -47,20 +52,20 @@ impl Shard {
         let mut missing = Vec::new();
         for (name, url) in names.iter().zip(&urls) {
             match url {
-                None => shards.push(Shard::local(name)?),
+                None => shards.push(Shard::local(name, what)?),
                 Some(url) => match found.get(&(url.store(), url.key.as_str())) {
                     Some(object) => shards.push(Shard::remote(name, stores.of(url)?, object)),
                     None => missing.push(name.as_str()),
                 },
             }
         }
-        refuse_missing(&missing)?;
+        refuse_missing(&missing, what)?;
         Ok(shards)
     }
 
-    fn local(path: &str) -> Result<Shard, Error> {
+    fn local(path: &str, what: &str) -> Result<Shard, Error> {
         let identity = local_identity(Path::new(path))
-            .map_err(|error| error.with_remedy("check the names of the shards"))?;
+            .map_err(|error| error.with_remedy(check_names(what)))?;
         Ok(Shard {
             identity: ShardIdentity {
                 shard: path.to_owned(),
@@ -105,15 +110,44 @@ fn parse(name: &str) -> Result<Option<DatasetUrl>, Error> {
     DatasetUrl::parse(name).map_err(|e| Error::new(ErrorKind::Invalid, e.to_string()))
 }
 
-fn refuse_missing(missing: &[&str]) -> Result<(), Error> {
+fn check_names(what: &str) -> String {
+    format!("check the names of the {what}s")
+}
+
+fn refuse_missing(missing: &[&str], what: &str) -> Result<(), Error> {
     let Some(first) = missing.first() else {
         return Ok(());
     };
-    let what = match missing.len() {
-        1 => format!("the shard {first} does not exist"),
-        count => format!("{count} shards do not exist, among them {first}"),
+    let message = match missing.len() {
+        1 => format!("the {what} {first} does not exist"),
+        count => format!("{count} {what}s do not exist, among them {first}"),
     };
-    Err(Error::new(ErrorKind::NotFound, what).with_remedy("check the names of the shards"))
+    Err(Error::new(ErrorKind::NotFound, message).with_remedy(check_names(what)))
+}
+
+/// Files that samples are parts of, with their sizes.
+#[derive(Debug)]
+pub struct FoundFiles {
+    /// The files.
+    pub objects: ObjectTable,
+    /// Bytes of each.
+    pub sizes: Vec<u64>,
+}
+
+/// Finds files by path or URL, in this order, with few requests.
+///
+/// # Errors
+/// If one is missing, or a store does not answer.
+pub fn find_files(names: &[String], stores: &Stores) -> Result<FoundFiles, Error> {
+    let files = Shard::find_all(names, "file", stores)?;
+    let mut objects = ObjectTable::local(Path::new(""));
+    files.iter().for_each(|file| file.push_to(&mut objects));
+    objects.shrink();
+    objects.remember_replaced();
+    Ok(FoundFiles {
+        objects,
+        sizes: files.iter().map(|file| file.identity.size).collect(),
+    })
 }
 
 /// Finds objects: by listings where a store can be listed, otherwise by a request for each, many at once.

@@ -261,7 +261,7 @@ type Made = (usize, Result<(ShardIndex, bool), Error>);
 impl Opening {
     /// Finds the shards that `listed` names. `list` names the parts of their samples.
     fn begin(list: &TarShards, listed: ListedShards, stores: &Stores) -> Result<Opening, Error> {
-        let shards = Shard::find_all(&listed.names, stores)?;
+        let shards = Shard::find_all(&listed.names, "shard", stores)?;
         let mut objects = ObjectTable::local(Path::new(""));
         shards.iter().for_each(|shard| shard.push_to(&mut objects));
         let parts = SampleParts::of(list);

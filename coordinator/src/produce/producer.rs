@@ -109,7 +109,13 @@ impl Producer {
     /// Returns the fields that the producer writes.
     pub(crate) fn made(&self) -> Vec<Field> {
         match self {
-            Producer::Native(recipe) => vec![recipe.pipeline.output(), scalar("label")],
+            Producer::Native(recipe) => {
+                let label = recipe.dataset.has_labels().then(|| scalar("label"));
+                [recipe.pipeline.output()]
+                    .into_iter()
+                    .chain(label)
+                    .collect()
+            }
             Producer::ProcessPool { fields, .. } => fields.clone(),
             Producer::Jobs { .. } => vec![scalar(VISIT)],
         }

@@ -80,7 +80,11 @@ fn needs_listing(source: &Source) -> bool {
     // An invalid URL is reported when the dataset is opened.
     let is_url = |path: &String| !matches!(DatasetUrl::parse(path), Ok(None));
     match source {
-        Source::ImageFolder { .. } | Source::TarShards(_) => true,
+        Source::ImageFolder { .. }
+        | Source::AudioFolder { .. }
+        | Source::TarShards(_)
+        | Source::Tokens(_)
+        | Source::Arrays(_) => true,
         Source::Files(list) => list.paths.iter().any(is_url),
         Source::UserCode(_) => false,
     }
@@ -93,7 +97,7 @@ fn listing_step(source: &Source, listed: u64) -> String {
         listed => format!(" ({listed} so far)"),
     };
     match source {
-        Source::ImageFolder { root } => {
+        Source::ImageFolder { root } | Source::AudioFolder { root } => {
             format!("the files of the folder {root} are being listed{so_far}")
         }
         Source::TarShards(_) => format!(

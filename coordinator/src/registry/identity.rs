@@ -120,7 +120,8 @@ fn look_alike(a: &StreamConfig, b: &StreamConfig) -> bool {
 
 fn sources_that_differ(a: &Source, b: &Source) -> Option<String> {
     match (a, b) {
-        (Source::ImageFolder { root: a }, Source::ImageFolder { root: b }) => {
+        (Source::ImageFolder { root: a }, Source::ImageFolder { root: b })
+        | (Source::AudioFolder { root: a }, Source::AudioFolder { root: b }) => {
             (a != b).then(|| format!("folder {a} and {b}"))
         }
         (Source::Files(a), Source::Files(b)) => {
@@ -132,6 +133,12 @@ fn sources_that_differ(a: &Source, b: &Source) -> Option<String> {
         }
         (Source::TarShards(a), Source::TarShards(b)) if a.shards == b.shards => {
             (a != b).then(|| format!("parts of samples, {a} and {b}"))
+        }
+        (Source::Tokens(a), Source::Tokens(b)) if a.files == b.files => {
+            (a != b).then(|| format!("windows, {a} and {b}"))
+        }
+        (Source::Arrays(a), Source::Arrays(b)) if a.files == b.files => {
+            (a != b).then(|| "labels".into())
         }
         _ => (a != b).then(|| format!("source {} and {}", source_name(a), source_name(b))),
     }
@@ -179,10 +186,12 @@ fn causes(mut parts: Vec<String>) -> Vec<String> {
 
 pub(super) fn source_name(source: &Source) -> String {
     match source {
-        Source::ImageFolder { root } => root.clone(),
+        Source::ImageFolder { root } | Source::AudioFolder { root } => root.clone(),
         Source::Files(list) => format!("{} files", list.paths.len()),
         Source::UserCode(user) => user.name.clone(),
         Source::TarShards(shards) => shards.name(),
+        Source::Tokens(tokens) => tokens.name(),
+        Source::Arrays(arrays) => arrays.name(),
     }
 }
 
@@ -192,6 +201,8 @@ pub fn describe(spec: &PipelineSpec) -> String {
         Source::UserCode(user) if user.in_job => "made by the jobs".into(),
         Source::UserCode(user) if user.split => "dataset[i] > transform".into(),
         Source::UserCode(_) => "dataset[i]".into(),
+        Source::Tokens(_) => "windows of tokens".into(),
+        Source::Arrays(_) => "rows of arrays".into(),
         _ => operators::describe(&spec.ops),
     }
 }

@@ -508,8 +508,11 @@ impl Registry {
                     .with_remedy("choose \"decoded\", \"encoded\" or \"off\""),
             );
         }
-        let pipeline = Arc::new(Pipeline::compile(&spec.ops).map_err(from_lower)?);
+        // A mistake is reported before a store is listed, which may take long.
+        Pipeline::check(&spec.ops).map_err(from_lower)?;
         let dataset = self.dataset(&spec.source, party)?;
+        let pipeline = Pipeline::for_dataset(&spec.ops, &dataset).map_err(from_lower)?;
+        let pipeline = Arc::new(pipeline);
         let form = self
             .warmed_form(spec, request, form, &dataset)
             .unwrap_or(form);

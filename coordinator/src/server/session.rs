@@ -331,13 +331,18 @@ impl Session<'_> {
     }
 
     fn describe(&self, spec: &PipelineSpec) -> Result<Reply> {
-        let fields = if spec.ops.is_empty() {
-            Vec::new()
-        } else {
-            vec![Pipeline::compile(&spec.ops).map_err(from_lower)?.output()]
-        };
+        if !spec.ops.is_empty() {
+            Pipeline::check(&spec.ops).map_err(from_lower)?;
+        }
         let waiting = WaitingClient::new(&self.client);
         let dataset = self.registry.dataset(&spec.source, &waiting)?;
+        // A source of files without operators is described too: its length and classes are known.
+        let fields = if spec.ops.is_empty() && !dataset.is_of_arrays() {
+            Vec::new()
+        } else {
+            let pipeline = Pipeline::for_dataset(&spec.ops, &dataset).map_err(from_lower)?;
+            vec![pipeline.output()]
+        };
         Ok(Reply::Described {
             samples: dataset.len(),
             classes: dataset.classes().to_vec(),

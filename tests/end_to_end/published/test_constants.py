@@ -23,6 +23,9 @@ CONSTANTS = {
     "reference/images.md": [
         (r"max_pixels is ([\d,]+) by default", "protocol/src/spec.rs", "DEFAULT_MAX_PIXELS"),
     ],
+    "reference/audio.md": [
+        (r"max_samples is ([\d,]+) by default", "protocol/src/spec.rs", "DEFAULT_MAX_SAMPLES"),
+    ],
     "reference/samplers.md": [
         # 67 million stands for 2 to the power of 26.
         (r"of more than (\d+ million) draws is not shared", "protocol/src/message.rs", "MOST_DRAWS"),

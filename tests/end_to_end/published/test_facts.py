@@ -116,6 +116,7 @@ def public(owner: object) -> set[str]:
 def known_arguments() -> set[str]:
     methods = [getattr(coprep.Pipeline, name) for name in public(coprep.Pipeline)]
     functions: list[Callable[..., object]] = [coprep.DataLoader, coprep.DataLoader.stats, coprep.status]
+    functions += [coprep.Tokens, coprep.Arrays, coprep.Files, coprep.WebDataset]
     functions += filter(inspect.isroutine, methods)
     # The last two are arguments of PyTorch's and Lightning's.
     return {name for f in functions for name in inspect.signature(f).parameters} | {
@@ -163,7 +164,7 @@ def wrong_attributes(code: str) -> list[str]:
 def test_code_uses_attributes_that_exist() -> None:
     code = [block.text for page in GUIDES for block in blocks(page, "python") if not block.text.startswith("--8<--")]
     assert [name for text in code for name in wrong_attributes(text)] == []
-    assert wrong_attributes("loader.stat()\nx = coprep.ImageFolder(p).decode().crop(3)") == ["stat", "crop"]
+    assert wrong_attributes("loader.stat()\nx = coprep.ImageFolder(p).decode().cropped(3)") == ["stat", "cropped"]
 
 
 OF_CAMPAIGN = {"--only", "--plan", "--histories", "--help"}
@@ -209,9 +210,11 @@ def test_the_errors_page_has_each_exception_and_warning() -> None:
 
 def test_the_operators_are_those_of_a_pipeline() -> None:
     operators = {name for name in public(coprep.Pipeline) if inspect.isroutine(getattr(coprep.Pipeline, name))}
-    assert listed(REFERENCE / "images.md", "Operators") | {"decode"} == operators
+    of_images = listed(REFERENCE / "images.md", "Operators") | {"decode"}
+    others = listed(REFERENCE / "arrays.md", "Operators") | listed(REFERENCE / "audio.md", "Operators")
+    assert of_images | others == operators
     steps = " ".join(row[1] for row in rows(prose(HOW_TO / "native-images.md")))
-    assert set(re.findall(r"`\.(\w+)\(", steps)) == operators
+    assert set(re.findall(r"`\.(\w+)\(", steps)) == of_images
 
 
 def test_the_endings_of_images_are_those_of_the_sources() -> None:

@@ -250,7 +250,7 @@ pub fn read_all(dataset: &Dataset, ids: &[u32], progress: &mut dyn Progress) -> 
 /// # Errors
 /// If a file cannot be read.
 pub fn estimate_sizes(dataset: &Dataset, ids: &[u32], spec: &PipelineSpec) -> Result<SizeEstimate> {
-    let pipeline = coprep_coordinator::Pipeline::compile(&spec.ops)?;
+    let pipeline = coprep_coordinator::Pipeline::for_dataset(&spec.ops, dataset)?;
     let mut images = 0.0;
     let mut sum = SizeEstimate {
         encoded: 0.0,

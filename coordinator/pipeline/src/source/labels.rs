@@ -6,6 +6,8 @@ pub(super) enum Labels {
     /// All labels are between 0 and 2^32 - 1, as numbers of classes are.
     Narrow(Vec<u32>),
     Wide(Vec<i64>),
+    /// So many labels, all 0.
+    Zeros(usize),
 }
 
 impl Default for Labels {
@@ -19,6 +21,8 @@ impl Labels {
         match (&mut *self, u32::try_from(label)) {
             (Labels::Narrow(labels), Ok(label)) => labels.push(label),
             (Labels::Wide(labels), _) => labels.push(label),
+            (Labels::Zeros(labels), Ok(0)) => *labels += 1,
+            (Labels::Zeros(_), _) => *self = self.iter().chain([label]).collect(),
             (Labels::Narrow(labels), Err(_)) => {
                 let mut wide: Vec<i64> = labels.iter().copied().map(i64::from).collect();
                 wide.push(label);
@@ -31,6 +35,7 @@ impl Labels {
         match self {
             Labels::Narrow(labels) => labels.len(),
             Labels::Wide(labels) => labels.len(),
+            Labels::Zeros(labels) => *labels,
         }
     }
 
@@ -42,6 +47,10 @@ impl Labels {
         match self {
             Labels::Narrow(labels) => labels[id].into(),
             Labels::Wide(labels) => labels[id],
+            Labels::Zeros(labels) => {
+                assert!(id < *labels, "label {id} of {labels}");
+                0
+            }
         }
     }
 
@@ -54,6 +63,7 @@ impl Labels {
         match self {
             Labels::Narrow(labels) => labels.shrink_to_fit(),
             Labels::Wide(labels) => labels.shrink_to_fit(),
+            Labels::Zeros(_) => {}
         }
     }
 
@@ -62,6 +72,7 @@ impl Labels {
         match self {
             Labels::Narrow(labels) => labels.capacity() * size_of::<u32>(),
             Labels::Wide(labels) => labels.capacity() * size_of::<i64>(),
+            Labels::Zeros(_) => 0,
         }
     }
 }
@@ -90,5 +101,14 @@ mod tests {
             assert!(labels.iter().eq(all));
             assert_eq!((labels.len(), labels.get(1)), (3, label));
         }
+    }
+    #[test]
+    fn labels_that_are_all_zero_take_no_memory() {
+        let mut labels = Labels::Zeros(1_000_000);
+        labels.push(0);
+        assert_eq!((labels.len(), labels.memory_bytes()), (1_000_001, 0));
+        assert_eq!((labels.get(7), labels.iter().sum::<i64>()), (0, 0));
+        labels.push(5);
+        assert_eq!((labels.len(), labels.get(1_000_001)), (1_000_002, 5));
     }
 }

@@ -7,15 +7,16 @@ use std::sync::Arc;
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_storage::{ListedObject, ObjectTable, RemoteStore, Stores};
 
-use super::{Dataset, Kind, invalid, kind, no_classes, refuse_empty, url};
+use super::{Dataset, FolderKind, Kind, invalid, no_classes, refuse_empty, url};
 use crate::error::Error;
 
 /// Number of objects after which somebody is told how many were listed.
 const TELL_EVERY: u64 = 10_000;
 
 /// Lists a prefix of a store as a folder with one subfolder per class, in the order of a local one.
-pub(super) fn image_folder(
+pub(super) fn class_folder(
     root: &DatasetUrl,
+    kind: &FolderKind,
     stores: &Stores,
     goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Dataset, Error> {
@@ -23,7 +24,7 @@ pub(super) fn image_folder(
     let mut found = ListedClasses::default();
     let (mut listed, mut is_awaited) = (0, true);
     let listing = store.list(&root.key, None, |object| {
-        found.add(&root.key, object);
+        found.add(&root.key, object, kind);
         listed += 1;
         if listed % TELL_EVERY == 0 && !goes_on(listed) {
             is_awaited = false;
@@ -41,7 +42,7 @@ pub(super) fn image_folder(
         return Err(invalid(format!("there is nothing in {root}"))
             .with_remedy("check the bucket and the folder in the URL"));
     }
-    found.into_dataset(root, &store)
+    found.into_dataset(root, &store, kind)
 }
 
 /// The objects below a prefix, by class.
@@ -64,7 +65,7 @@ impl ListedSample {
 }
 
 impl ListedClasses {
-    fn add(&mut self, root: &str, object: ListedObject) {
+    fn add(&mut self, root: &str, object: ListedObject, kind: &FolderKind) {
         let below = object.key.strip_prefix(root).unwrap_or(&object.key);
         let below = below.trim_start_matches('/');
         // An object beside the class folders, or the root itself, is no sample.
@@ -73,7 +74,7 @@ impl ListedClasses {
         };
         let samples = self.classes.entry(class.to_owned()).or_default();
         let (folder, name) = object.key.rsplit_once('/').unwrap_or(("", &object.key));
-        match kind(name.as_bytes()) {
+        match kind.of(name.as_bytes()) {
             Kind::Sample => {
                 let folder = folder.to_owned();
                 samples.push(ListedSample { folder, object });
@@ -83,16 +84,21 @@ impl ListedClasses {
         }
     }
 
-    fn into_dataset(self, root: &DatasetUrl, store: &Arc<RemoteStore>) -> Result<Dataset, Error> {
+    fn into_dataset(
+        self,
+        root: &DatasetUrl,
+        store: &Arc<RemoteStore>,
+        kind: &FolderKind,
+    ) -> Result<Dataset, Error> {
         if self.classes.is_empty() {
-            return Err(no_classes(root));
+            return Err(no_classes(root, kind));
         }
         let empty = self
             .classes
             .iter()
             .filter(|(_, samples)| samples.is_empty());
         let empty: Vec<&String> = empty.map(|(class, _)| class).collect();
-        refuse_empty(&root.to_string(), &empty)?;
+        refuse_empty(&root.to_string(), &empty, kind)?;
         let mut dataset = Dataset::rooted(std::path::Path::new(""));
         dataset.ignored = self.ignored;
         for (label, (class, mut samples)) in self.classes.into_iter().enumerate() {

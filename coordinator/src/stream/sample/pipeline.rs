@@ -63,11 +63,10 @@ impl PipelineWork {
             visit: sample.draw.key,
         };
         let cost = recipe.prepare(key, fetched, scratch, sample)?;
-        let label = recipe.dataset.label(key.id);
-        sample
-            .slot()
-            .field_mut(1)
-            .copy_from_slice(&label.to_ne_bytes());
+        if recipe.dataset.has_labels() {
+            let label = recipe.dataset.label(key.id).to_ne_bytes();
+            sample.slot().field_mut(1).copy_from_slice(&label);
+        }
         Ok(cost)
     }
 }

@@ -1,0 +1,172 @@
+//! The header of a `.npy` file: NumPy's format, versions 1 to 3
+//! (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>).
+
+use coprep_protocol::spec::Dtype;
+
+use crate::error::{self, Error};
+
+const MAGIC: &[u8] = b"\x93NUMPY";
+/// Longest header that is read. NumPy writes 128 bytes; only structured types, which are refused, need many more.
+pub(crate) const MOST_HEADER: usize = 4096;
+
+/// What a header says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NpyHeader {
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<u32>,
+    /// Offset of the first element.
+    pub(crate) data_at: usize,
+}
+
+/// Reads a header from the beginning of a file.
+///
+/// # Errors
+/// If it is no such file, or its array is in another order or of another type than tensors are.
+pub(crate) fn header(head: &[u8]) -> Result<NpyHeader, Error> {
+    let rest = head
+        .strip_prefix(MAGIC)
+        .ok_or_else(|| not_npy("it does not begin as a .npy file"))?;
+    // Version 1 has a length of 2 bytes, and later versions of 4.
+    let (length, text) = match rest {
+        [1, _, a, b, text @ ..] => (usize::from(u16::from_le_bytes([*a, *b])), text),
+        [2 | 3, _, a, b, c, d, text @ ..] => (u32::from_le_bytes([*a, *b, *c, *d]) as usize, text),
+        _ => return Err(not_npy("its version of the format is not 1, 2 or 3")),
+    };
+    let data_at = head.len() - text.len() + length;
+    if length > MOST_HEADER {
+        return Err(error::unsupported("an array of a structured type"));
+    }
+    let text = text
+        .get(..length)
+        .and_then(|text| std::str::from_utf8(text).ok());
+    let text = text.ok_or_else(|| error::damaged("its header is cut short or no text"))?;
+    if value(text, "fortran_order")?.starts_with("True") {
+        return Err(error::unsupported(
+            "an array in Fortran order (write it anew by np.save(path, np.ascontiguousarray(array)))",
+        ));
+    }
+    Ok(NpyHeader {
+        dtype: dtype(value(text, "descr")?)?,
+        shape: shape(value(text, "shape")?)?,
+        data_at,
+    })
+}
+
+/// Returns the text from the value of a key on. The header is a literal of a Python dict with three keys.
+fn value<'a>(text: &'a str, key: &str) -> Result<&'a str, Error> {
+    let value = text
+        .split_once(&format!("'{key}':"))
+        .map(|(_, value)| value);
+    value
+        .map(str::trim_start)
+        .ok_or_else(|| error::damaged(format!("its header has no {key}")))
+}
+
+fn dtype(value: &str) -> Result<Dtype, Error> {
+    let Some((name, _)) = value
+        .strip_prefix('\'')
+        .and_then(|rest| rest.split_once('\''))
+    else {
+        return Err(error::unsupported("an array of a structured type"));
+    };
+    let (order, kind) = name.split_at_checked(1).unwrap_or_default();
+    let found = match kind {
+        "b1" => Some(Dtype::Bool),
+        "u1" => Some(Dtype::U8),
+        "i1" => Some(Dtype::I8),
+        "u2" => Some(Dtype::U16),
+        "i2" => Some(Dtype::I16),
+        "u4" => Some(Dtype::U32),
+        "i4" => Some(Dtype::I32),
+        "u8" => Some(Dtype::U64),
+        "i8" => Some(Dtype::I64),
+        "f2" => Some(Dtype::F16),
+        "f4" => Some(Dtype::F32),
+        "f8" => Some(Dtype::F64),
+        "c8" => Some(Dtype::C64),
+        "c16" => Some(Dtype::C128),
+        _ => None,
+    };
+    match (order, found) {
+        ("<" | "|" | "=", Some(dtype)) => Ok(dtype),
+        (">", Some(_)) => Err(error::unsupported(format!(
+            "an array of {name:?} in big-endian byte order (write it anew by np.save(path, \
+             array.astype(array.dtype.newbyteorder(\"<\"))))"
+        ))),
+        _ => Err(error::unsupported(format!(
+            "an array of {name:?} (booleans, integers, floating-point and complex numbers are read)"
+        ))),
+    }
+}
+
+fn shape(value: &str) -> Result<Vec<u32>, Error> {
+    let wrong = || error::damaged("its header has no valid shape");
+    let inner = value
+        .strip_prefix('(')
+        .and_then(|rest| rest.split_once(')'));
+    let (inner, _) = inner.ok_or_else(wrong)?;
+    let parts = inner
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty());
+    parts
+        .map(|part| part.parse().map_err(|_| wrong()))
+        .collect()
+}
+
+fn not_npy(what: &str) -> Error {
+    error::not_an_array(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(version: u8, text: &str) -> Vec<u8> {
+        let length = (text.len() as u32).to_le_bytes();
+        let length = if version == 1 {
+            &length[..2]
+        } else {
+            &length[..]
+        };
+        [MAGIC, &[version, 0], length, text.as_bytes(), b"data"].concat()
+    }
+
+    #[test]
+    fn every_version_of_the_header_is_read() {
+        for version in 1..=3 {
+            let text = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }   \n";
+            let file = file(version, text);
+            let found = header(&file).expect("it is valid");
+            assert_eq!((found.dtype, &*found.shape), (Dtype::F32, &[3, 4][..]));
+            assert_eq!(&file[found.data_at..], b"data");
+        }
+        let text = "{'descr': '|b1', 'fortran_order': False, 'shape': (), }";
+        assert!(header(&file(1, text)).expect("valid").shape.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_tensor_is_refused_with_a_remedy() {
+        let dict = |descr: &str, fortran: &str, shape: &str| {
+            file(
+                1,
+                &format!("{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}"),
+            )
+        };
+        for (file, part) in [
+            (b"PK\x03\x04".to_vec(), "does not begin as"),
+            (file(9, "{}"), "version"),
+            (file(1, "{}"), "no fortran_order"),
+            (file(1, "{'descr")[..12].to_vec(), "cut short"),
+            (dict("'<f4'", "True", "(2, 2)"), "ascontiguousarray"),
+            (dict("'>f4'", "False", "(2, 2)"), "newbyteorder"),
+            (dict("'|O'", "False", "(2,)"), "|O"),
+            (dict("[('x', '<f4')]", "False", "(2,)"), "structured"),
+            (dict("'<f4'", "False", "(2, -1)"), "no valid shape"),
+            (dict("''", "False", "(2,)"), "an array of"),
+        ] {
+            let message = header(&file).expect_err("it is refused").to_string();
+            assert!(message.contains(part), "{message}");
+        }
+    }
+}
