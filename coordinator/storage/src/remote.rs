@@ -5,6 +5,7 @@
 //! as long as the patience lasts.
 
 mod parts;
+mod renewal;
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -16,10 +17,10 @@ use futures_util::future::join_all;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
 
+use self::renewal::RenewableClient;
+
 use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
-use crate::client::{
-    RESTART, Variables, client, credentials, endpoint, environment, lacks_credentials,
-};
+use crate::client::{RESTART, Variables, credentials, endpoint, environment, lacks_credentials};
 use crate::error::{Error, ErrorKind, changed, too_long};
 use crate::file::MOST_BYTES;
 use crate::health::{OutageReport, StoreHealth, Tries};
@@ -38,7 +39,7 @@ const MOST_PASSED_OVER: usize = 1000;
 pub struct RemoteStore {
     name: String,
     scheme: UrlScheme,
-    client: Arc<dyn ObjectStore>,
+    client: RenewableClient,
     /// `true` if the environment names no credentials, so that only a metadata server could give some.
     lacks_credentials: bool,
     credentials: Option<&'static str>,
@@ -86,7 +87,7 @@ impl RemoteStore {
         patience: Duration,
     ) -> Result<Self, Error> {
         let traffic = Arc::new(TrafficCounters::default());
-        let client = client(url, variables, &traffic).map_err(|e| {
+        let client = RenewableClient::new(url, variables, &traffic).map_err(|e| {
             let what = format!("{} cannot be opened", url.store());
             Error::new(ErrorKind::Unavailable, what)
                 .because(interpret(&e).text)
@@ -174,7 +175,11 @@ impl RemoteStore {
             let Err(answer) = self.io.block_on(listing).ok_or_else(|| self.stopped())? else {
                 return Ok(());
             };
-            if answer.meaning.is_lasting() || began.elapsed() + pause >= LISTING_PATIENCE {
+            let is_over = began.elapsed() + pause >= LISTING_PATIENCE;
+            if !is_over && self.has_new_credentials(&answer) {
+                continue;
+            }
+            if answer.meaning.is_lasting() || is_over {
                 let what = format!("cannot list {}", self.url(prefix).trim_end_matches('/'));
                 return Err(self.unavailable(what, &answer));
             }
@@ -190,9 +195,10 @@ impl RemoteStore {
         after: Option<&Path>,
         visit: &mut dyn FnMut(ListedObject) -> ControlFlow<()>,
     ) -> Result<(), FailedAnswer> {
+        let client = self.client.get();
         let mut listing = match after {
-            Some(after) => self.client.list_with_offset(Some(prefix), after),
-            None => self.client.list(Some(prefix)),
+            Some(after) => client.list_with_offset(Some(prefix), after),
+            None => client.list(Some(prefix)),
         };
         while let Some(object) = listing.try_next().await.map_err(|e| interpret(&e))? {
             let found = ListedObject {
@@ -281,7 +287,7 @@ impl RemoteStore {
             size: None,
             etag: None,
         };
-        let head = self.io.block_on(self.client.head(&path));
+        let head = self.io.block_on(self.client.get().head(&path));
         let meta = head.ok_or_else(|| self.stopped())?.map_err(|e| {
             let failed = self.failed(&object, interpret(&e));
             self.given_up(&object, failed)
@@ -297,7 +303,7 @@ impl RemoteStore {
     pub(crate) fn measure(&self, object: &ObjectRef) -> Result<u64, Error> {
         let path = self.path(&object.key)?;
         self.patiently(object, || {
-            let head = self.io.block_on(self.client.head(&path));
+            let head = self.io.block_on(self.client.get().head(&path));
             let head = head.ok_or_else(|| FailedTry::Final(self.stopped()))?;
             head.map(|meta| meta.size)
                 .map_err(|e| self.failed(object, interpret(&e)))
@@ -365,7 +371,14 @@ impl RemoteStore {
                 );
                 return Err(self.unavailable(what, &answer));
             }
+            // After the pause, so that the credentials are as new as they can be.
+            self.has_new_credentials(&answer);
         }
+    }
+
+    /// Takes new credentials if the answer refuses the present ones. Returns `false` if they stay the same.
+    fn has_new_credentials(&self, answer: &FailedAnswer) -> bool {
+        answer.meaning == AnswerMeaning::Refused && self.client.renew()
     }
 
     async fn read_once(
@@ -381,7 +394,8 @@ impl RemoteStore {
             ..GetOptions::default()
         };
         let failed = |e: object_store::Error| self.failed(object, interpret(&e));
-        let got = self.client.get_opts(path, options).await.map_err(failed)?;
+        let client = self.client.get();
+        let got = client.get_opts(path, options).await.map_err(failed)?;
         self.check(object, &got.meta).map_err(FailedTry::Final)?;
         let length = got.range.end - got.range.start;
         if length > MOST_BYTES {

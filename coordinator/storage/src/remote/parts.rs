@@ -76,6 +76,9 @@ impl RemoteStore {
         loop {
             match attempt() {
                 Err(FailedTry::Store(answer))
+                    if began.elapsed() + pause < LISTING_PATIENCE
+                        && self.has_new_credentials(&answer) => {}
+                Err(FailedTry::Store(answer))
                     if !answer.meaning.is_lasting()
                         && answer.meaning != AnswerMeaning::NoRanges
                         && began.elapsed() + pause < LISTING_PATIENCE =>
@@ -128,7 +131,7 @@ impl RemoteStore {
 
     async fn ask_for_one(&self, key: &str) -> Result<Option<ListedObject>, FailedTry> {
         let path = self.path(key).map_err(FailedTry::Final)?;
-        match self.client.head(&path).await {
+        match self.client.get().head(&path).await {
             Ok(meta) => Ok(Some(ListedObject {
                 key: key.to_owned(),
                 size: meta.size,
