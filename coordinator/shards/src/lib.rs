@@ -18,4 +18,6 @@ mod samples;
 mod scan;
 
 pub use index_files::IndexFolder;
-pub use open::{IndexOrigins, IndexSummary, OpenShards, ShardSamples, open, write_indexes};
+pub use open::{
+    Checksums, IndexOrigins, IndexSummary, OpenShards, ShardSamples, open, write_indexes,
+};
