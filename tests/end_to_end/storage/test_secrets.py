@@ -67,7 +67,7 @@ def test_no_secret_is_anywhere(socket_path: Path, server: ObjectServer, told: Pa
     coordinator = Coordinator(socket_path, told / "log", "--metrics", "127.0.0.1:0")
     try:
         texts = run(server, coordinator, socket_path)
-        named = [path for path in Path("/dev/shm").glob(f"*secrets-{os.getpid()}*")]
+        named = list(Path("/dev/shm").glob(f"*secrets-{os.getpid()}*"))
         assert named
         written = {path: path.read_bytes() for path in [*files_below(told, socket_path.parent), *named]}
         for url in (PHOTOS, OTHER, SHARDS):
