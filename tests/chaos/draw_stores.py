@@ -24,7 +24,7 @@ def stored(plan: Plan) -> Plan:
     moved = set(d.rng.sample(natives, d.rng.randint(1, len(natives))))
     datas = tuple(_moved(d, data) if n in moved else data for n, data in enumerate(plan.datas))
     plan = dataclasses.replace(plan, datas=datas, disk=d.chance(0.3))
-    if d.chance(0.2) and (changed := _changed(d, plan)):
+    if d.chance(0.3) and (changed := _changed(d, plan)):
         return changed
     count = d.rng.choice([0, 1, 1, 2, 3])
     return dataclasses.replace(plan, faults=(*plan.faults, *(_of_store(d, plan) for _ in range(count))))
@@ -62,8 +62,9 @@ def _changed(d: DrawState, plan: Plan) -> Plan | None:
         for _ in range(d.rng.choice([0, 1]))
     )
     jobs = tuple(_opened_once(job) for job in plan.jobs)
-    limits = {"failpoints": "", "panics_cost_samples": False, "memory": 0, "small_shm": False, "small_disk": False}
-    return dataclasses.replace(plan, jobs=jobs, faults=(change, *waits), **limits)
+    plan = dataclasses.replace(plan, memory=0, small_shm=False, small_disk=False)
+    plan = dataclasses.replace(plan, failpoints="", panics_cost_samples=False)
+    return dataclasses.replace(plan, jobs=jobs, faults=(change, *waits))
 
 
 def _opened_once(job: Job) -> Job:
