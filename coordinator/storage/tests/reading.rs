@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use coprep_object_server::{Faults, ObjectServer};
+use coprep_object_server::{Credentials, Faults, ObjectServer};
 use coprep_storage::{ErrorKind, Extent, ObjectTable, Stores};
 
-use common::{BUCKET, server, store};
+use common::{BUCKET, HIDDEN, server, store};
 
 mod common;
 
@@ -251,6 +251,37 @@ fn reads_wait_for_a_store_that_is_away_and_go_on_when_it_is_back() {
         reads.join().unwrap();
     });
     assert_eq!(stores.outages(), []);
+}
+
+#[test]
+fn credentials_that_are_refused_before_they_expire_are_asked_for_anew() {
+    let server = ObjectServer::start().unwrap();
+    let address = format!("http://127.0.0.1:{}", server.port());
+    let stores = Stores::new(PATIENCE)
+        .with_variable("AWS_ENDPOINT_URL", &address)
+        .with_variable("AWS_METADATA_ENDPOINT", &address);
+    let demand = |name: &str| {
+        server.set_credentials(Credentials {
+            key: format!("key-{name}"),
+            secret: HIDDEN.into(),
+            token: format!("token-{name}"),
+        });
+    };
+    demand("one");
+    let table = table(&server, &stores, 2, 1000);
+    check_all(&table, 1000);
+    demand("two");
+    check_all(&table, 1000);
+    // A client that was made a moment ago is not made anew.
+    std::thread::sleep(Duration::from_secs(2));
+    demand("three");
+    let mut listed = 0;
+    let count = |_| {
+        listed += 1;
+        std::ops::ControlFlow::Continue(())
+    };
+    store(&stores).list("p", None, count).unwrap();
+    assert_eq!(listed, 2);
 }
 
 #[test]
