@@ -328,6 +328,7 @@ def _job_features(job: Job, data: Data) -> set[str]:
         "job: second loader": job.second,
         "job: barrier": job.barrier,
         "cache: lru": job.lru,
+        "data: in a store": data.is_remote,
         "data: slow samples": data.slow,
         "data: failing samples": data.failing,
         "data: deadly samples": data.deadly or data.deadly_once,
