@@ -149,7 +149,7 @@ impl Dataset {
     /// If `id` is not below [`Dataset::len`].
     #[must_use]
     pub fn is_remote_sample(&self, id: u32) -> bool {
-        self.objects.is_remote_object(id)
+        self.objects.is_remote_object(self.extent(id).object)
     }
 
     /// Returns the bytes of memory that the list of samples takes.
