@@ -51,11 +51,16 @@ def _changed(d: DrawState, plan: Plan) -> Plan | None:
     numbers = [n for n, data in enumerate(plan.datas) if data.kind == "urls" or data.kind in SHARDED]
     if not numbers:
         return None
+    if any(data.is_iterable for data in plan.datas):
+        return None
     number = d.rng.choice(numbers)
     data = plan.datas[number]
     # A shard that is missing would be an error for the jobs that come later.
     what = "replaced" if data.kind in SHARDED else d.rng.choice(OBJECT_FAULTS)
     ids = d.ids(data.samples, 10)
+    if data.kind in SHARDED:
+        # One shard, since draws would find nothing if all of them were replaced.
+        ids = tuple(i for i in ids if data.shard_of(i) == data.shard_of(ids[0]))
     change = Fault("objects", draw_moment(d, plan, "job"), what, data=number, ids=ids)
     waits = tuple(
         Fault("store", draw_moment(d, plan, "job"), "breaks", seconds=round(d.rng.uniform(0.05, 1.5), 2))

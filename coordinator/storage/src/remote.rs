@@ -77,6 +77,34 @@ enum FailedTry {
     Final(Error),
 }
 
+/// The tries of a request while a dataset is opened, for which a person waits.
+struct OpeningTries {
+    began: Instant,
+    pause: Duration,
+}
+
+impl OpeningTries {
+    fn begin() -> Self {
+        OpeningTries {
+            began: Instant::now(),
+            pause: FIRST_LISTING_PAUSE,
+        }
+    }
+
+    /// Returns the time until the next try after this answer, or `None` if it was the last try.
+    fn pause_after(&mut self, store: &RemoteStore, answer: &FailedAnswer) -> Option<Duration> {
+        if self.began.elapsed() + self.pause >= LISTING_PATIENCE {
+            return None;
+        }
+        if store.has_new_credentials(answer) {
+            return Some(Duration::ZERO);
+        }
+        let pause = self.pause;
+        self.pause *= 2;
+        (!answer.meaning.is_lasting()).then_some(pause)
+    }
+}
+
 impl RemoteStore {
     /// Opens the store of a URL, with the credentials of the environment and `variables`, which come first. No
     /// request is made.
@@ -164,7 +192,7 @@ impl RemoteStore {
         let at = self.path(prefix)?;
         // After a failure the listing goes on where it was.
         let mut last = after.map(str::to_owned);
-        let (began, mut pause) = (Instant::now(), FIRST_LISTING_PAUSE);
+        let mut tries = OpeningTries::begin();
         loop {
             let offset = last.as_deref().map(|key| self.path(key)).transpose()?;
             let mut keep = |object: ListedObject| {
@@ -175,17 +203,12 @@ impl RemoteStore {
             let Err(answer) = self.io.block_on(listing).ok_or_else(|| self.stopped())? else {
                 return Ok(());
             };
-            let is_over = began.elapsed() + pause >= LISTING_PATIENCE;
-            if !is_over && self.has_new_credentials(&answer) {
-                continue;
-            }
-            if answer.meaning.is_lasting() || is_over {
+            let Some(pause) = tries.pause_after(self, &answer) else {
                 let what = format!("cannot list {}", self.url(prefix).trim_end_matches('/'));
                 return Err(self.unavailable(what, &answer));
-            }
+            };
             // Made inside, because a timer belongs to the runtime that it is made in.
             self.io.block_on(async { tokio::time::sleep(pause).await });
-            pause *= 2;
         }
     }
 
@@ -310,7 +333,7 @@ impl RemoteStore {
         })
     }
 
-    /// Reads the first bytes of several objects at once, `most` of each. Does not wait for a store that does not answer.
+    /// Reads the first bytes of several objects at once, `most` of each. Gives up after a few seconds without an answer.
     pub(crate) fn heads(&self, objects: &[ObjectRef], most: u64) -> Vec<Result<Vec<u8>, Error>> {
         let heads = objects.iter().map(|object| self.head(object, most));
         let all = self.io.block_on(join_all(heads));
@@ -326,9 +349,8 @@ impl RemoteStore {
             return Ok(bytes);
         }
         let mut target = ReadTarget::Growing(&mut bytes);
-        let mut read = self
-            .read_once(&path, object, Some(0..end), &mut target)
-            .await;
+        let range = Some(0..end);
+        let mut read = self.read_for_seconds(object, range, &mut target).await;
         if let Err(FailedTry::Store(answer)) = &read
             && answer.meaning == AnswerMeaning::NoRanges
         {

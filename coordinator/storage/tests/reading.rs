@@ -200,6 +200,30 @@ fn a_listed_object_that_was_deleted_is_named_as_changed() {
 }
 
 #[test]
+fn an_opening_outlasts_a_moment_without_the_store() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 3, 1000);
+    server.set(Faults {
+        refuse: Some((503, "SlowDown".into())),
+        ..Faults::default()
+    });
+    std::thread::scope(|scope| {
+        let heads = scope.spawn(|| table.read_heads(&[0, 1, 2], 100));
+        let parts = [0, 1, 2].map(Extent::whole);
+        let parts = scope.spawn({
+            let table = &table;
+            move || table.read_part_heads(&parts, 100)
+        });
+        // Longer than the client of the store tries by itself.
+        std::thread::sleep(Duration::from_millis(2500));
+        server.set(Faults::default());
+        let all = [heads.join().unwrap(), parts.join().unwrap()].concat();
+        assert_eq!(all.len(), 6);
+        assert!(all.iter().all(Result::is_ok), "{all:?}");
+    });
+}
+
+#[test]
 fn requests_are_counted_those_of_listings_and_those_that_fail_too() {
     let (server, stores) = server(PATIENCE);
     let table = table(&server, &stores, 12, 1000);
