@@ -32,6 +32,11 @@ def files_below(*folders: Path) -> Iterator[Path]:
         yield from (path for path in folder.rglob("*") if path.is_file())
 
 
+def named() -> list[Path]:
+    """Returns the named caches of this test in memory."""
+    return list(Path("/dev/shm").glob(f"*secrets-{os.getpid()}*"))
+
+
 def say(*command: str) -> bytes:
     """Runs a command. Returns everything that it says."""
     done = subprocess.run(["coprep", *command], capture_output=True, timeout=WAIT)
@@ -40,8 +45,8 @@ def say(*command: str) -> bytes:
 
 
 @pytest.fixture
-def told(server: ObjectServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store that wants temporary credentials. Returns a folder that holds what the coordinator writes."""
+def told(server: ObjectServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store that wants temporary credentials. Yields a folder that holds what the coordinator writes."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     kept = tmp_path / "kept"
@@ -60,16 +65,18 @@ def told(server: ObjectServer, folder: Path, tmp_path: Path, monkeypatch: pytest
     write_shards(tmp_path / "shards", sorted(folder.rglob("*.jpg"))[:40], 2)
     server.load("bucket", "shards", tmp_path / "shards")
     server.demand(FIRST)
-    return kept
+    yield kept
+    # Those of a test that has failed.
+    for path in named():
+        path.unlink()
 
 
 def test_no_secret_is_anywhere(socket_path: Path, server: ObjectServer, told: Path, tmp_path: Path) -> None:
     coordinator = Coordinator(socket_path, told / "log", "--metrics", "127.0.0.1:0")
     try:
         texts = run(server, coordinator, socket_path)
-        named = list(Path("/dev/shm").glob(f"*secrets-{os.getpid()}*"))
-        assert named
-        written = {path: path.read_bytes() for path in [*files_below(told, socket_path.parent), *named]}
+        assert named()
+        written = {path: path.read_bytes() for path in [*files_below(told, socket_path.parent), *named()]}
         for url in (PHOTOS, OTHER, SHARDS):
             say("drop", url)
     finally:
