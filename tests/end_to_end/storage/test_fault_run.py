@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,24 +142,29 @@ def go_on(running: list[Running]) -> None:
     go(*(one.job for one in running))
 
 
-def outage() -> dict[str, Any]:
-    """Waits until the store is known to be out, and returns what is known."""
-    until(lambda: bool(coprep.status()["outages"]), "the outage is seen")
-    return dict(coprep.status()["outages"][0])
+def outage(is_it: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Waits until an outage of the store is told of which this holds, and returns what is told."""
+    told: list[dict[str, Any]] = []
+
+    def is_told() -> bool:
+        told[:] = filter(is_it, coprep.status()["outages"])
+        return bool(told)
+
+    until(is_told, "the outage is seen", WAIT + OUTAGE)
+    return told[0]
 
 
 def credentials_expire(server: ObjectServer, jobs: list[Running]) -> None:
     server.demand(SECOND)
     go_on(jobs)
-    assert outage()["last_answer"] == "403 Forbidden (ExpiredToken)"
+    assert outage(lambda told: told["last_answer"] == "403 Forbidden (ExpiredToken)")["store"] == "s3://bucket"
 
 
 def store_is_out(server: ObjectServer, jobs: list[Running]) -> None:
     server.faults(down=1)
     go_on(jobs)
-    assert outage()["store"] == "s3://bucket"
-    until(lambda: outage()["lasts_s"] >= OUTAGE, "the outage lasts", WAIT + OUTAGE)
-    found = outage()
+    found = outage(lambda told: told["lasts_s"] >= OUTAGE)
+    assert found["store"] == "s3://bucket"
     shown = subprocess.run(["coprep", "status"], capture_output=True, text=True, timeout=WAIT).stdout
     (told,) = [line for line in status_lines() if line.startswith("s3://")]
     like = pattern(told.replace("503 Service Unavailable (SlowDown)", found["last_answer"]))
