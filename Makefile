@@ -233,15 +233,24 @@ fuzz: | deps ## every fuzz target for SECONDS (300) each
 fuzz-short: | deps
 	@$(FUZZ) 20
 
+# The object store of tests, which chaos histories and the fault run read from.
+.PHONY: object-server
+object-server: | deps
+	@cargo build --quiet -p coprep-object-server
+
+.PHONY: fault-run
+fault-run: $(VENV)/.package $(VENV)/.checks object-server ## 10,000 samples from a store with every kind of fault, and an outage of a minute
+	@COPREP_FAULT_RUN=1 $(PY) -m pytest -q -s tests/end_to_end/storage/test_fault_run.py
+
 CHAOS := $(PY) -m tests.chaos --out "$(TARGET)/chaos" --parallel $(or $(PARALLEL),2)
 
 # With SEED alone, one history runs and everything that happens in it is printed.
 .PHONY: chaos chaos-short
-chaos: $(VENV)/.package ## random histories of jobs and faults; with SEED=n alone one of them again
+chaos: $(VENV)/.package object-server ## random histories of jobs and faults; with SEED=n alone one of them again
 	@$(CHAOS) --seed $(or $(SEED),0) --histories $(or $(HISTORIES),$(if $(SEED),1,200)) \
 		$(if $(SEED),$(if $(HISTORIES),,--verbose)) $(ARGS)
 # These seeds are in no test. They stay the same, so that a failure can be repeated.
-chaos-short: $(VENV)/.package
+chaos-short: $(VENV)/.package object-server
 	@$(CHAOS) --seed 1000 --histories 40
 
 .PHONY: loom

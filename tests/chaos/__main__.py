@@ -15,6 +15,7 @@ from tests.chaos.campaign import Campaign
 from tests.chaos.draw import draw
 from tests.chaos.history import Settings
 from tests.chaos.plan import Plan, Point, features, loads
+from tests.chaos.store import find_program
 
 
 def listed_points() -> tuple[Point, ...]:
@@ -94,6 +95,7 @@ def main() -> int:
             options.deadline,
             options.verbose,
             has_failpoints(command),
+            find_program(),
         )
         summary = Campaign(settings, options.parallel).run(plans_of(options, points))
     print(summary.text())

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.chaos import data, faults
 from tests.chaos.checks import Finding
 from tests.chaos.history import History, Result, Settings
-from tests.chaos.plan import SIZES, Plan, features
+from tests.chaos.plan import SHARDS, SIZES, Plan, features
 
 GRACE_S = 90.0
 """Seconds beyond its deadline that a history may take for its checks."""
@@ -29,7 +29,8 @@ def make_images(folder: Path) -> None:
     There is one list of files, and for each size of dataset a folder of links to them.
     """
     most = max(SIZES)
-    done = folder / "done"
+    # An earlier campaign, of an earlier version, may have made fewer.
+    done = folder / "with shards"
     if done.exists():
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -37,12 +38,24 @@ def make_images(folder: Path) -> None:
     for i in range(most):
         data.write_image(str(folder / "list" / f"{i:04}.jpg"), i)
     for size in SIZES:
+        _write_shards(folder, size)
         for i in range(size):
             target = folder / f"folder-{size}" / f"class{i * 4 // size}" / f"{i:04}.jpg"
             target.parent.mkdir(parents=True, exist_ok=True)
             os.link(folder / "list" / f"{i:04}.jpg", target)
     # The mark comes last, so that the next campaign begins anew if this one is interrupted.
     done.touch()
+
+
+def _write_shards(folder: Path, size: int) -> None:
+    """Writes the tar shards of a dataset of this size, with the images of the list."""
+    root = folder / f"shards-{size}"
+    root.mkdir()
+    for number in range(SHARDS):
+        ids = [i for i in range(size) if i * SHARDS // size == number]
+        images = (folder / "list" / f"{i:04}.jpg" for i in ids)
+        with open(root / f"{number}.tar", "wb") as file:
+            data.write_shard(file, ids, [image.read_bytes() for image in images])
 
 
 @dataclass

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import signal
+import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,11 +136,28 @@ def colour(i: int, version: int = 0) -> tuple[int, int, int]:
 
 
 def write_image(path: str, i: int, version: int = 0) -> None:
-    """Writes a JPEG of one colour, with sides of 32 to 64 pixels."""
+    Path(path).write_bytes(image(i, version))
+
+
+def write_shard(file: Any, ids: Sequence[int], images: Sequence[bytes]) -> None:
+    """Writes a tar shard of images, labelled by their ids, into an open file."""
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for i, image in zip(ids, images, strict=True):
+            for ending, content in (("jpg", image), ("cls", str(i).encode())):
+                member = tarfile.TarInfo(f"{i:04}.{ending}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+
+def image(i: int, version: int = 0) -> bytes:
+    """Returns a JPEG of one colour, with sides of 32 to 64 pixels."""
     from PIL import Image
 
+    content = io.BytesIO()
     # High quality and colours in full resolution keep each pixel within TOLERANCE.
-    Image.new("RGB", (32 + i % 33, 32 + i * 7 % 33), colour(i, version)).save(path, quality=95, subsampling=0)
+    made = Image.new("RGB", (32 + i % 33, 32 + i * 7 % 33), colour(i, version))
+    made.save(content, "JPEG", quality=95, subsampling=0)
+    return content.getvalue()
 
 
 # --- verification --------------------------------------------------------------------------------------------

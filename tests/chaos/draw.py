@@ -6,6 +6,7 @@ import dataclasses
 import random
 
 from tests.chaos.draw_jobs import DrawState, draw_data, draw_jobs
+from tests.chaos.draw_stores import stored
 from tests.chaos.draw_troubles import TROUBLES, draw_kill
 from tests.chaos.plan import SIZES, Data, Job, Plan, Point
 
@@ -48,7 +49,7 @@ def draw(seed: int, points: tuple[Point, ...] = ()) -> Plan:
         ending=d.pick(stop=5, term=3, idle=2),
         probe=d.chance(0.3),
     )
-    return _iterated(_drawn(TROUBLES[trouble](d, plan)))
+    return stored(_iterated(_drawn(TROUBLES[trouble](d, plan))))
 
 
 def _drawn(plan: Plan) -> Plan:

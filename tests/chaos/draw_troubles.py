@@ -18,7 +18,7 @@ def _targets(d: DrawState, plan: Plan) -> str:
     return d.pick(coordinator=5, job=3, worker=code, fork_server=code, zygote=code)
 
 
-def _moment(d: DrawState, plan: Plan, target: str) -> At:
+def draw_moment(d: DrawState, plan: Plan, target: str) -> At:
     """Draws a moment: at random, at a batch (most often about an epoch's border), or while the process starts."""
     event = d.pick(start=5, batch=4, appears=3 if target != "job" else 0)
     if event == "start":
@@ -36,7 +36,7 @@ def _moment(d: DrawState, plan: Plan, target: str) -> At:
 
 def draw_kill(d: DrawState, plan: Plan) -> Fault:
     target = _targets(d, plan)
-    at = _moment(d, plan, target)
+    at = draw_moment(d, plan, target)
     if target != "job":
         return Fault("kill", at, target, d.rng.randrange(100))
     number = d.rng.randrange(len(plan.jobs))
@@ -58,7 +58,9 @@ def _stops(d: DrawState, plan: Plan) -> Plan:
     for _ in range(d.rng.choice([1, 2, 3])):
         target = _targets(d, plan)
         which = d.rng.randrange(len(plan.jobs)) if target == "job" else d.rng.randrange(100)
-        stops.append(Fault("stop", _moment(d, plan, target), target, which, seconds=round(d.rng.uniform(0.05, 1.5), 2)))
+        stops.append(
+            Fault("stop", draw_moment(d, plan, target), target, which, seconds=round(d.rng.uniform(0.05, 1.5), 2))
+        )
     kills = [draw_kill(d, plan)] if d.chance(0.4) else []
     return dataclasses.replace(plan, faults=(*stops, *kills))
 
@@ -80,7 +82,7 @@ def _files(d: DrawState, plan: Plan) -> Plan:
         what = d.rng.choice(FILE_FAULTS)
         most = 1 if what in ("fifo", "zero") else 10
         faults.append(
-            Fault("files", _moment(d, plan, "job"), what, data=number, ids=d.ids(plan.datas[number].samples, most))
+            Fault("files", draw_moment(d, plan, "job"), what, data=number, ids=d.ids(plan.datas[number].samples, most))
         )
     kills = [draw_kill(d, plan)] if d.chance(0.3) else []
     # A link to /dev/zero must not take the memory of the whole machine.
@@ -100,7 +102,7 @@ def _disk(d: DrawState, plan: Plan) -> Plan:
     if way != "fill":
         return dataclasses.replace(plan, served=True, log=way)
     kills = [draw_kill(d, plan)] if d.chance(0.3) else []
-    return dataclasses.replace(plan, small_disk=True, faults=(Fault("fill", _moment(d, plan, "job")), *kills))
+    return dataclasses.replace(plan, small_disk=True, faults=(Fault("fill", draw_moment(d, plan, "job")), *kills))
 
 
 def _descriptors(d: DrawState, plan: Plan) -> Plan:

@@ -217,7 +217,7 @@ def copy_files(plan: Plan, room: Room) -> None:
     if room.copy is None:
         return
     room.copy.mkdir()
-    changed = {i for number in range(len(plan.datas)) for i in plan.affected(number)}
+    changed = {i for fault in plan.faults if fault.kind == "files" for i in fault.ids}
     for i in range(max(data.samples for data in plan.datas)):
         source, target = room.images / "list" / f"{i:04}.jpg", room.file(i)
         if i in changed:

@@ -24,6 +24,7 @@ import coprep
 from tests.chaos import checks, faults, jobs
 from tests.chaos.checks import Finding
 from tests.chaos.plan import At, Fault, Plan
+from tests.chaos.store import BREAKING, PROGRAM, Store
 
 TICK_S = 0.004
 """Seconds between two looks at the schedule."""
@@ -51,6 +52,8 @@ class Settings:
     verbose: bool = False
     has_failpoints: bool = False
     """``True`` if the command was built with failpoints."""
+    object_server: str = ""
+    """Path of the program of the object store, or ``""`` if it is not built."""
 
 
 @dataclass
@@ -111,7 +114,7 @@ class History:
         self.server_log = self.out / "coordinator.log"
         self.panicking = self.out / "panicking"
         """Folder in which each coordinator that may panic leaves a file, so that only the first few panic."""
-        has_changes = any(plan.affected(n) for n in range(len(plan.datas)))
+        has_changes = any(fault.kind == "files" for fault in plan.faults)
         self.room = jobs.Room(self.out, settings.images, self.out / "files" if has_changes else None, settings.timeout)
         self.began = time.monotonic()
         self.processes: list[Running] = []
@@ -129,6 +132,7 @@ class History:
         self.ended: list[tuple[int, str, int]] = []
         """Id, name and exit code of the processes that ended and were not jobs."""
         self.limit: faults.MemoryLimit | None = None
+        self.store: Store | None = None
         self.barriers: list[object] = []
         """Barriers of all jobs. They are kept, since the memory of a dropped one would be reused for the next one while
         ranks still wait at it.
@@ -175,6 +179,8 @@ class History:
         plan = self.plan
         if plan.failpoints and not self.settings.has_failpoints:
             raise faults.Unable("the command was built without failpoints")
+        if plan.is_remote and not self.settings.object_server:
+            raise faults.Unable(f"{PROGRAM} is not built")
         if any(data.is_iterable for data in plan.datas):
             # Imported here once, so that the jobs, which are forked, need not import it each.
             faults.import_torch()
@@ -185,6 +191,8 @@ class History:
         if plan.memory:
             self.limit = faults.MemoryLimit(f"{os.getpid()}-{plan.seed}", plan.memory)
         faults.copy_files(plan, self.room)
+        if plan.is_remote:
+            self.store = Store(self.settings.object_server, self.settings.images)
         os.environ |= self._environment()
         # A job must not wait for the runner, so it drops its report if the pipe is full.
         self.points = os.pipe2(os.O_NONBLOCK)
@@ -209,9 +217,15 @@ class History:
             "COPREP_IDLE": "1" if plan.ending == "idle" else "60",
             "COPREP_CACHE_FORM": plan.cache_form,
             "COPREP_CACHE_NAME": f"chaos-{plan.seed}" if plan.cache_name else None,
+            # The indexes of shards are kept here.
+            "XDG_CACHE_HOME": str(self.out / "indexes") if plan.is_remote else None,
+            "COPREP_DISK_CACHE": str(self.out / "disk") if plan.disk else None,
+            "COPREP_DISK_BYTES": "4M" if plan.disk else None,
             "FAILPOINTS": plan.failpoints or None,
             "FAILPOINTS_FOLDER": str(self.panicking) if plan.failpoints else None,
         }
+        if self.store is not None:
+            chosen |= self.store.environment()
         return {name: value for name, value in chosen.items() if value is not None}
 
     def _play(self) -> None:
@@ -311,12 +325,39 @@ class History:
         elif fault.kind == "fill":
             faults.fill(self.runtime)
             self._fired(fault, "the runtime directory")
+        elif fault.kind in ("store", "objects"):
+            self._fire_at_store(fault)
         elif fault.target == "job":
             self._fire_at_job(fault)
         else:
             found = faults.targets(faults.descendants(os.getpid()), fault.target)
             if found:
                 self._signal(fault, found[fault.which % len(found)])
+
+    def _fire_at_store(self, fault: Fault) -> None:
+        """Makes the store fail for a time, or changes its objects. One that fails already is left alone."""
+        store = self.store
+        if store is None or not store.is_running:
+            return
+        if fault.kind == "objects":
+            store.change(self.plan.datas[fault.data], fault)
+            self._fired(fault, f"{len(fault.ids)} objects")
+            return
+        ends: Callable[[], object] = store.fail
+        if fault.target == "kill":
+            self.killed.add(store.pid)
+            store.kill()
+            ends = store.start
+        elif fault.target == "stop":
+            store.stop()
+            ends = store.go_on
+        elif fault.target == "refuse":
+            store.fail(refuse="503 SlowDown")
+        else:
+            store.fail(**BREAKING, seed=self.plan.seed)
+        self._fired(fault, f"for {fault.seconds} s")
+        # Jobs that end later need the store again.
+        self.later.append(Later(self.now() + fault.seconds, ends, is_owed=True))
 
     def _fire_at_job(self, fault: Fault) -> None:
         alive = [one for one in self.processes if one.part.job == fault.which and one.status is None]
@@ -493,6 +534,8 @@ class History:
         if not self._until(lambda: not self._zombies(), 5):
             self.find(*checks.check_left("zombie", map(str, self._zombies())))
         self._end(coordinators)
+        if self.store is not None:
+            self.store.end()
         self.find(*(Finding("panic", text) for text in sorted(self.panics)))
         self._check_ends()
         is_gone = self._until(lambda: not faults.descendants(os.getpid()), 5)
@@ -519,7 +562,7 @@ class History:
 
     def _orphans(self) -> list[faults.Process]:
         """Returns the processes whose parent has ended, besides coordinators."""
-        jobs = {one.pid for one in self.processes}
+        jobs = {one.pid for one in self.processes} | {self.store.pid if self.store is not None else 0}
         return [
             p
             for p in faults.descendants(os.getpid())

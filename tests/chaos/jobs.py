@@ -26,7 +26,7 @@ from coprep._loader import _leave_jobs
 from coprep._options import Draws
 
 from tests.chaos import data as datasets
-from tests.chaos.plan import Data, Job, Plan
+from tests.chaos.plan import BUCKET, SHARDS, Data, Job, Plan
 
 POINT = struct.Struct("<4i")
 """Message to the runner that a job has taken a batch: job, rank, epoch and batch."""
@@ -106,7 +106,9 @@ def pipeline_of(data: Data, room: Room) -> Any:
         from tests.chaos.iterated import Iterated
 
         return Iterated(values)
-    if data.kind == "folder":
+    if data.is_remote:
+        source = stored_source(data)
+    elif data.kind == "folder":
         source = coprep.ImageFolder(room.images / f"folder-{data.samples}")
     else:
         source = coprep.Files([room.file(i) for i in range(data.samples)], range(data.samples))
@@ -117,6 +119,16 @@ def pipeline_of(data: Data, room: Room) -> Any:
     if data.operators == "crop":
         return cropped
     return cropped.normalize((datasets.MEAN,) * 3, (datasets.STD,) * 3)
+
+
+def stored_source(data: Data) -> Any:
+    """Returns the source of a dataset that lies in the object store."""
+    if data.kind == "objects":
+        return coprep.ImageFolder(f"s3://{BUCKET}/folder-{data.samples}")
+    if data.kind == "urls":
+        return coprep.Files([f"s3://{BUCKET}/list/{i:04}.jpg" for i in range(data.samples)], range(data.samples))
+    root = f"s3://{BUCKET}" if data.kind == "shards" else f"{os.environ['AWS_ENDPOINT_URL']}/{BUCKET}"
+    return coprep.WebDataset([f"{root}/shards-{data.samples}/{number}.tar" for number in range(SHARDS)])
 
 
 def weight_of(i: int) -> float:
@@ -136,7 +148,7 @@ def ids_of(job: Job, samples: int) -> list[int]:
 
 def label_of(data: Data, i: int) -> int:
     """Returns the label of a native pipeline's sample."""
-    return i * 4 // data.samples if data.kind == "folder" else i
+    return i * 4 // data.samples if data.kind in ("folder", "objects") else i
 
 
 def options_of(plan: Plan, part: Part, room: Room) -> dict[str, Any]:

@@ -17,8 +17,20 @@ SHM_BYTES = 64 << 20
 ROOMY = 600 << 20
 """A memory limit in bytes that no history should reach. A process that is killed at it has grown without bound."""
 
+BUCKET = "chaos"
+"""Bucket of the datasets in an object store."""
+SHARDS = 4
+"""Number of tar shards of a dataset that lies in shards."""
+
 FILE_FAULTS = ("removed", "cut", "cut_in_place", "emptied", "changed", "folder", "dangling", "grown", "fifo", "zero")
 """Changes of a file, as targets of a fault of kind ``files``."""
+STORE_FAULTS = ("kill", "stop", "refuse", "breaks")
+"""Faults of the object store, as targets of a fault of kind ``store``."""
+OBJECT_FAULTS = ("replaced", "removed")
+"""Changes of an object, as targets of a fault of kind ``objects``."""
+
+LOOSE, SHARDED = ("objects", "urls"), ("shards", "web_shards")
+"""Kinds of datasets in an object store, by the way in which samples lie there."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +47,9 @@ class Data:
     """A dataset. The jobs that use the same one and the same options share a stream."""
 
     kind: str
-    """``folder`` and ``files`` are native pipelines. ``plain``, ``transform`` and ``pickled`` are Python datasets.
-    ``iterable`` is the iterable dataset of a cohort.
+    """``folder`` and ``files`` are native pipelines. So are those in an object store: ``objects`` (a prefix), ``urls``
+    (a list), ``shards`` and ``web_shards`` (tar shards by the interface of S3, and by plain HTTP). ``plain``,
+    ``transform`` and ``pickled`` are Python datasets. ``iterable`` is the iterable dataset of a cohort.
     """
     samples: int
     operators: str = "crop"
@@ -55,7 +68,15 @@ class Data:
 
     @property
     def is_native(self) -> bool:
-        return self.kind in ("folder", "files")
+        return self.kind in ("folder", "files") or self.is_remote
+
+    @property
+    def is_remote(self) -> bool:
+        return self.kind in LOOSE + SHARDED
+
+    def shard_of(self, i: int) -> int:
+        """Returns the number of the shard of a sample."""
+        return i * SHARDS // self.samples
 
     @property
     def is_iterable(self) -> bool:
@@ -80,22 +101,22 @@ class At:
 class Fault:
     kind: str
     """``kill`` and ``stop`` (SIGSTOP, then SIGCONT) signal a process. ``files`` changes files. ``fill`` fills the file
-    system of the runtime directory.
+    system of the runtime directory. ``store`` makes the object store fail, and ``objects`` changes objects in it.
     """
     at: At
     target: str = ""
     """Kind of process: ``job``, ``worker``, ``fork_server``, ``zygote`` or ``coordinator``. For ``files``, one of
-    ``FILE_FAULTS``.
+    ``FILE_FAULTS``; for ``store``, one of ``STORE_FAULTS``; for ``objects``, one of ``OBJECT_FAULTS``.
     """
     which: int = 0
     """Number of the job. For other kinds of process, picks one of the present processes of the kind."""
     seconds: float = 0.0
-    """Duration of a stop."""
+    """Duration of a stop, or of a fault of the object store."""
     again: float = 0.0
     """Seconds after which a killed job is started again from its last state, or 0 if it is not started again."""
     data: int = 0
     ids: tuple[int, ...] = ()
-    """Ids of the samples whose files are changed."""
+    """Ids of the samples whose files or objects are changed. Of a sample in a shard, the shard is changed."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +201,8 @@ class Plan:
     """Panics that a build with failpoints injects."""
     panics_cost_samples: bool = False
     """``True`` if a sample at which such a panic happens cannot be prepared."""
+    disk: bool = False
+    """``True`` if the coordinator keeps samples on a disk."""
     ending: str = "stop"
     """Way in which the coordinator ends: ``stop`` (the command), ``term`` (SIGTERM) or ``idle`` (by itself)."""
     probe: bool = False
@@ -189,12 +212,31 @@ class Plan:
         return any(f.kind == "kill" and f.target == "job" and f.which == job for f in self.faults)
 
     def affected(self, data: int) -> frozenset[int]:
-        """Returns the ids of the samples whose files are changed in mid-run."""
-        if self.datas[data].kind != "files":
+        """Returns the ids of the samples whose files or objects are changed in mid-run."""
+        own = self.datas[data]
+        if own.is_remote:
+            return frozenset(i for fault in self.faults if fault.kind == "objects" for i in self._met(own, fault))
+        if own.kind != "files":
             return frozenset()
         # All lists of files begin with the same files, so a change affects each list that is long enough.
         changed = (i for f in self.faults if f.kind == "files" for i in f.ids)
         return frozenset(i for i in changed if i < self.datas[data].samples)
+
+    def _met(self, data: Data, fault: Fault) -> set[int]:
+        """Returns the ids of a dataset's samples that a change of objects meets."""
+        changed = self.datas[fault.data]
+        if changed.kind == data.kind == "urls":
+            return {i for i in fault.ids if i < data.samples}
+        # The shards of a size are read by the interface of S3 and by plain HTTP.
+        if changed.kind in SHARDED and data.kind in SHARDED and changed.samples == data.samples:
+            shards = {data.shard_of(i) for i in fault.ids}
+            return {i for i in range(data.samples) if data.shard_of(i) in shards}
+        return set()
+
+    @property
+    def is_remote(self) -> bool:
+        """``True`` if a dataset lies in an object store."""
+        return any(data.is_remote for data in self.datas)
 
     @property
     def is_short_of_memory(self) -> bool:
@@ -262,6 +304,7 @@ def features(plan: Plan) -> set[str]:
         "fault: small /dev/shm": plan.small_shm,
         "fault: panics": plan.failpoints,
         "cache: named": plan.cache_name,
+        "cache: disk": plan.disk,
     }
     found |= {name for name, is_there in limits.items() if is_there}
     return found if any(name.startswith("fault:") for name in found) else found | {"fault: none"}
@@ -285,6 +328,7 @@ def _job_features(job: Job, data: Data) -> set[str]:
         "job: second loader": job.second,
         "job: barrier": job.barrier,
         "cache: lru": job.lru,
+        "data: in a store": data.is_remote,
         "data: slow samples": data.slow,
         "data: failing samples": data.failing,
         "data: deadly samples": data.deadly or data.deadly_once,

@@ -7,6 +7,7 @@ import os
 import subprocess
 import urllib.parse
 import urllib.request
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,15 @@ def _program() -> Path:
     if program is None:
         pytest.skip(f"{_PROGRAM} is not built: cargo build -p {_PROGRAM}")
     return program
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Temporary credentials, which the server's metadata service gives."""
+
+    key: str
+    secret: str
+    token: str
 
 
 class ObjectServer:
@@ -58,6 +68,25 @@ class ObjectServer:
 
     def put(self, bucket: str, key: str, content: bytes) -> None:
         self._ask("PUT", f"{bucket}/{urllib.parse.quote(key)}", content)
+
+    def delete(self, bucket: str, key: str) -> None:
+        self._ask("DELETE", f"{bucket}/{urllib.parse.quote(key)}")
+
+    def flip(self, bucket: str, key: str, at: int) -> None:
+        """Changes a byte of an object behind its back: its ETag stays."""
+        self._ask("PUT", f"-/flip?{urllib.parse.urlencode({'bucket': bucket, 'key': key, 'at': at})}", b"")
+
+    def demand(self, credentials: Credentials) -> None:
+        """Refuses requests with any other credentials from now on, as expired. The metadata service gives these."""
+        self._ask("PUT", f"-/credentials?{urllib.parse.urlencode(asdict(credentials))}", b"")
+
+    def environment_of_a_role(self) -> dict[str, str]:
+        """Returns the environment of a process that asks the metadata service for credentials."""
+        return {
+            "AWS_ENDPOINT_URL": self.address,
+            "AWS_METADATA_ENDPOINT": self.address,
+            "AWS_REGION": "us-east-1",
+        }
 
     def faults(self, **faults: object) -> None:
         """Sets the faults from now on, by the names of ``Faults`` in `tests/object_server`. Without any, none."""

@@ -274,6 +274,9 @@ pub(crate) struct IndexArgs {
     /// Also write the indexes into this folder: put them beside the shards, and nobody has to make them.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) out: Option<PathBuf>,
+    /// Read all shards to their ends, also those that have an index, and keep a checksum of each image.
+    #[arg(long)]
+    pub(crate) checksums: bool,
     #[command(flatten)]
     pub(crate) parts: Parts,
     /// Print JSON.

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use coprep_protocol::size::human;
 use coprep_protocol::spec::TarShards;
-use coprep_shards::{IndexFolder, IndexSummary, write_indexes};
+use coprep_shards::{Checksums, IndexFolder, IndexSummary, write_indexes};
 use coprep_storage::Stores;
 use serde_json::json;
 
@@ -27,6 +27,11 @@ pub(crate) fn run(args: &IndexArgs) -> Outcome {
         &Stores::default(),
         &IndexFolder::of_user(),
         out,
+        if args.checksums {
+            Checksums::All
+        } else {
+            Checksums::IfFree
+        },
         &mut update,
     );
     progress.finish();

@@ -100,6 +100,14 @@ pub(crate) fn damaged(what: impl Display) -> Error {
     skippable(error, "replace the file")
 }
 
+/// Returns the error of a sample whose bytes are not those of the index of its shard.
+pub(crate) fn other_checksum(what: String) -> Error {
+    skippable(
+        Error::new(ErrorKind::Damaged, what),
+        "write or upload the shard again, or index it anew by `coprep index --checksums` if it is right",
+    )
+}
+
 pub(crate) fn not_an_image(what: impl Into<String>) -> Error {
     skippable(
         Error::new(ErrorKind::NotAnImage, what),

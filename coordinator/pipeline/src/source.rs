@@ -199,7 +199,7 @@ impl Dataset {
     /// If `id` is not below [`Dataset::len`].
     #[must_use]
     pub fn is_remote_sample(&self, id: u32) -> bool {
-        self.objects.is_remote_object(id)
+        self.objects.is_remote_object(self.extent(id).object)
     }
 
     /// Returns the bytes of memory that the list of samples takes.
@@ -367,10 +367,10 @@ impl Dataset {
     ///
     /// # Errors
     ///
-    /// If the file is missing, cannot be read, is no regular file, or is longer than [`coprep_storage::MOST_BYTES`].
+    /// If the file is missing, cannot be read, is no regular file, or is longer than [`coprep_storage::MOST_BYTES`];
+    /// if a sample of a shard has another checksum than in the index.
     pub fn fetch(&self, id: u32, into: &mut Vec<u8>) -> Result<(), Error> {
-        let read = self.objects.read(self.extent(id), into);
-        read.map_err(error::of_storage)
+        self.read_intact(id, into, |into| self.objects.read(self.extent(id), into))
     }
 
     /// Reads the start of a sample's file, enough for [`crate::Pipeline::decoded_size`].
@@ -408,10 +408,45 @@ impl Dataset {
     ///
     /// # Errors
     ///
-    /// If the file is missing, cannot be read, or is not `into.len()` bytes long any more.
+    /// If the file is missing, cannot be read, or is not `into.len()` bytes long any more;
+    /// if a sample of a shard has another checksum than in the index.
     pub fn fetch_into(&self, id: u32, into: &mut [u8]) -> Result<(), Error> {
-        let read = self.objects.read_into(self.extent(id), into);
-        read.map_err(error::of_storage)
+        self.read_intact(id, into, |into| {
+            self.objects.read_into(self.extent(id), into)
+        })
+    }
+
+    /// Reads a sample, and once more if its bytes are not those of its index. Bytes that changed on their way are right
+    /// then, and those that changed in the store are not.
+    fn read_intact<Target: AsRef<[u8]> + ?Sized>(
+        &self,
+        id: u32,
+        into: &mut Target,
+        mut read: impl FnMut(&mut Target) -> Result<(), coprep_storage::Error>,
+    ) -> Result<(), Error> {
+        read(into).map_err(error::of_storage)?;
+        let Some(shards) = &self.shards else {
+            return Ok(());
+        };
+        if shards.is_intact(id, into.as_ref()) {
+            return Ok(());
+        }
+        read(into).map_err(error::of_storage)?;
+        if !shards.is_intact(id, into.as_ref()) {
+            return Err(self.not_intact(shards, id));
+        }
+        let sample = self.path(id);
+        tracing::warn!(sample = %sample.display(), "a sample arrived with a wrong checksum, and was right when it was read again");
+        Ok(())
+    }
+
+    fn not_intact(&self, shards: &ShardSamples, id: u32) -> Error {
+        let Extent { object, at, .. } = shards.extent(id);
+        let (shard, end) = (self.objects.path(object), at + shards.length(id));
+        error::other_checksum(format!(
+            "the bytes {at} to {end} of {} are not those that were indexed: their checksum differs",
+            shard.display()
+        ))
     }
 }
 
@@ -455,6 +490,17 @@ impl Dataset {
             len: Some(len as u32),
         };
         self.objects.read(extent, into).map_err(error::of_storage)
+    }
+
+    /// Returns `true` if these bytes of a sample are those that were indexed, or nothing is known about them.
+    ///
+    /// # Panics
+    ///
+    /// If `id` is not below [`Dataset::len`].
+    #[must_use]
+    pub fn is_intact(&self, id: u32, bytes: &[u8]) -> bool {
+        let shards = self.shards.as_ref();
+        shards.is_none_or(|shards| shards.is_intact(id, bytes))
     }
 
     /// Returns where the bytes of a sample lie in the block that begins with sample `first`.

@@ -23,7 +23,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::samples::SampleTable;
 
 const MAGIC: &[u8; 8] = b"coprepTI";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER: usize = 32;
 
 /// The identity of a shard's content, as its store or file system gives it.
@@ -98,6 +98,7 @@ mod tests {
                 at: vec![512, 2048],
                 lengths: vec![7, 9],
                 labels: vec![1, 2],
+                checksums: vec![3, 4],
             },
         }
     }

@@ -22,4 +22,6 @@ mod wids;
 
 pub use index_files::IndexFolder;
 pub use locate::{FoundFiles, find_files};
-pub use open::{IndexOrigins, IndexSummary, OpenShards, ShardSamples, open, write_indexes};
+pub use open::{
+    Checksums, IndexOrigins, IndexSummary, OpenShards, ShardSamples, open, write_indexes,
+};

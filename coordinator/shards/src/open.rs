@@ -7,13 +7,13 @@ use std::sync::mpsc::{self, Receiver, Sender};
 
 use coprep_protocol::spec::TarShards;
 use coprep_storage::{Error, ErrorKind, Extent, ObjectTable, Stores};
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::dali::DaliIndex;
 use crate::index::ShardIndex;
 use crate::index_files::{self, IndexFolder};
 use crate::locate::{FilesBeside, Shard};
-use crate::samples::{SampleParts, SampleTable};
+use crate::samples::{SampleParts, SampleTable, UNKNOWN_CHECKSUM};
 use crate::scan::{ReadSizes, ShardReader};
 use crate::wids::ListedShards;
 
@@ -39,6 +39,8 @@ pub struct ShardSamples {
     before: Vec<u64>,
     at: Vec<u64>,
     lengths: Vec<u32>,
+    /// Checksums of the images. Shorter than the list if those of the last shards are not known.
+    checksums: Vec<u64>,
     names: String,
     name_ends: Vec<u64>,
 }
@@ -60,6 +62,7 @@ impl ShardSamples {
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let wide = self.before.capacity() + self.at.capacity() + self.name_ends.capacity();
+        let wide = wide + self.checksums.capacity();
         wide * size_of::<u64>() + self.lengths.capacity() * size_of::<u32>() + self.names.capacity()
     }
 
@@ -94,6 +97,16 @@ impl ShardSamples {
         self.lengths[id as usize].into()
     }
 
+    /// Returns `false` if these are not the bytes of a sample's image, by the checksum of its index. Without a checksum
+    /// they count as right.
+    #[must_use]
+    pub fn is_intact(&self, id: u32, image: &[u8]) -> bool {
+        let checksum = self.checksums.get(id as usize).copied();
+        checksum
+            .filter(|&checksum| checksum != UNKNOWN_CHECKSUM)
+            .is_none_or(|checksum| checksum == xxh3_64(image))
+    }
+
     /// Returns the name of a sample's image within its shard.
     ///
     /// # Panics
@@ -117,6 +130,10 @@ impl ShardSamples {
     }
 
     fn push(&mut self, table: &SampleTable) {
+        if !table.checksums.is_empty() {
+            self.checksums.resize(self.at.len(), UNKNOWN_CHECKSUM);
+            self.checksums.extend_from_slice(&table.checksums);
+        }
         self.before.push(self.at.len() as u64);
         self.at.extend_from_slice(&table.at);
         self.lengths.extend_from_slice(&table.lengths);
@@ -129,6 +146,7 @@ impl ShardSamples {
     fn shrink(&mut self) {
         self.at.shrink_to_fit();
         self.lengths.shrink_to_fit();
+        self.checksums.shrink_to_fit();
         self.names.shrink_to_fit();
         self.name_ends.shrink_to_fit();
     }
@@ -158,7 +176,8 @@ pub fn open(
     folder: &IndexFolder,
     goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<OpenShards, Error> {
-    let opening = Opening::begin(list, ListedShards::of(list, stores)?, stores)?;
+    let listed = ListedShards::of(list, stores)?;
+    let opening = Opening::begin(list, listed, stores, Checksums::IfFree)?;
     let (indexes, origins) = opening.indexes(stores, folder, goes_on)?;
     let mut samples = ShardSamples::default();
     let mut labels = Vec::new();
@@ -192,6 +211,15 @@ pub struct IndexSummary {
     pub origins: IndexOrigins,
 }
 
+/// Which images get a checksum when an index is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checksums {
+    /// Those of shards that are read through anyway, because their samples are small.
+    IfFree,
+    /// All of them. The shards are read to their ends, also those that have an index.
+    All,
+}
+
 /// Makes the indexes of shards that have none, and keeps them in `folder`. With `out`, all indexes are also written
 /// there, with the names that they need beside the shards.
 ///
@@ -202,11 +230,12 @@ pub fn write_indexes(
     stores: &Stores,
     folder: &IndexFolder,
     out: Option<&Path>,
+    checksums: Checksums,
     goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<IndexSummary, Error> {
     let listed = ListedShards::of(list, stores)?;
     let files = out.map(|out| files_in(out, &listed.names)).transpose()?;
-    let opening = Opening::begin(list, listed, stores)?;
+    let opening = Opening::begin(list, listed, stores, checksums)?;
     let (indexes, origins) = opening.indexes(stores, folder, goes_on)?;
     for (index, file) in indexes.iter().zip(files.iter().flatten()) {
         let failed = |why: String| {
@@ -253,6 +282,7 @@ struct Opening {
     parts: SampleParts,
     parts_text: String,
     listed: ListedShards,
+    checksums: Checksums,
 }
 
 /// The index of a shard, or the reason why there is none.
@@ -260,7 +290,12 @@ type Made = (usize, Result<(ShardIndex, bool), Error>);
 
 impl Opening {
     /// Finds the shards that `listed` names. `list` names the parts of their samples.
-    fn begin(list: &TarShards, listed: ListedShards, stores: &Stores) -> Result<Opening, Error> {
+    fn begin(
+        list: &TarShards,
+        listed: ListedShards,
+        stores: &Stores,
+        checksums: Checksums,
+    ) -> Result<Opening, Error> {
         let shards = Shard::find_all(&listed.names, "shard", stores)?;
         let mut objects = ObjectTable::local(Path::new(""));
         shards.iter().for_each(|shard| shard.push_to(&mut objects));
@@ -271,6 +306,7 @@ impl Opening {
             parts_text: parts.text(),
             parts,
             listed,
+            checksums,
         })
     }
 
@@ -294,7 +330,7 @@ impl Opening {
     ) -> Result<(Vec<ShardIndex>, IndexOrigins), Error> {
         let kept = |shard: &Shard| {
             let index = folder.find(&shard.identity, &self.parts_text);
-            index.filter(|index| self.is_sound(index))
+            index.filter(|index| self.checksums == Checksums::IfFree && self.is_sound(index))
         };
         let mut indexes: Vec<Option<ShardIndex>> = self.shards.iter().map(kept).collect();
         let missing: Vec<usize> = (0..indexes.len())
@@ -390,9 +426,14 @@ impl Opening {
             } else {
                 ReadSizes::LOCAL
             },
+            reads_images: self.checksums == Checksums::All,
             read: &read,
         };
-        let (samples, was_beside) = match self.take_beside(&reader, beside)? {
+        let found = match self.checksums {
+            Checksums::IfFree => self.take_beside(&reader, beside)?,
+            Checksums::All => None,
+        };
+        let (samples, was_beside) = match found {
             Some(samples) => (samples, true),
             None => (reader.scan(&self.parts)?, false),
         };

@@ -63,6 +63,9 @@ impl SampleParts {
     }
 }
 
+/// The checksum of an image that was not read. Of 2^64 images one has it, and is not verified.
+pub(crate) const UNKNOWN_CHECKSUM: u64 = 0;
+
 /// Samples, in the order in which they lie in a shard.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SampleTable {
@@ -76,6 +79,8 @@ pub(crate) struct SampleTable {
     pub(crate) lengths: Vec<u32>,
     /// Labels. Empty if no label is used.
     pub(crate) labels: Vec<i64>,
+    /// XXH3 of each image, or [`UNKNOWN_CHECKSUM`] for one that was not read. Empty if none was read.
+    pub(crate) checksums: Vec<u64>,
 }
 
 impl SampleTable {
@@ -101,6 +106,7 @@ impl SampleTable {
         self.name_ends.len() == count
             && self.lengths.len() == count
             && self.labels.len() == labels
+            && [0, count].contains(&self.checksums.len())
             && self.name_ends.is_sorted()
             && ends.clone().all(|end| self.names.is_char_boundary(end))
             && ends.next_back().unwrap_or(0) == self.names.len()
@@ -135,7 +141,18 @@ struct SampleMembers {
     endings: Vec<String>,
     /// The image, and the position of its ending among the wanted ones.
     image: Option<(usize, Member)>,
+    /// Checksum of the image.
+    checksum: u64,
     label: Option<i64>,
+}
+
+/// The content of a member that a sample needs.
+#[derive(Debug)]
+pub(crate) enum WantedContent {
+    /// A label, for [`SampleGrouping::add_label`].
+    Label(Range<u64>),
+    /// An image, whose checksum [`SampleGrouping::add_checksum`] takes if it is known.
+    Image(Range<u64>),
 }
 
 /// Puts members together to samples.
@@ -160,8 +177,8 @@ impl<'a> SampleGrouping<'a> {
         self.done.len() as u64 + u64::from(self.current.is_some())
     }
 
-    /// Adds the next member. Returns its content's range if [`SampleGrouping::add_label`] must be given the content.
-    pub(crate) fn add(&mut self, member: Member) -> Result<Option<Range<u64>>, ShardFault> {
+    /// Adds the next member. Returns its content's range if the sample needs the content.
+    pub(crate) fn add(&mut self, member: Member) -> Result<Option<WantedContent>, ShardFault> {
         let Some((key, ending)) = split_name(&member.name) else {
             return Ok(None);
         };
@@ -175,6 +192,7 @@ impl<'a> SampleGrouping<'a> {
                 key: key.to_vec(),
                 endings: Vec::new(),
                 image: None,
+                checksum: UNKNOWN_CHECKSUM,
                 label: None,
             });
         }
@@ -197,9 +215,24 @@ impl<'a> SampleGrouping<'a> {
         Ok(())
     }
 
+    /// Sets the checksum of the current sample's image.
+    pub(crate) fn add_checksum(&mut self, checksum: u64) {
+        if let Some(current) = &mut self.current {
+            current.checksum = checksum;
+        }
+    }
+
     /// Returns all samples, when the archive has no further member.
     pub(crate) fn finish(mut self) -> Result<SampleTable, ShardFault> {
         self.complete()?;
+        if self
+            .done
+            .checksums
+            .iter()
+            .all(|&one| one == UNKNOWN_CHECKSUM)
+        {
+            self.done.checksums = Vec::new();
+        }
         if self.done.len() == 0 {
             let what =
                 "it has no samples: no member has a name of a key, a dot and an ending".to_owned();
@@ -243,6 +276,7 @@ impl<'a> SampleGrouping<'a> {
         self.done.name_ends.push(end);
         self.done.at.push(image.content.start);
         self.done.lengths.push(length);
+        self.done.checksums.push(sample.checksum);
         Ok(())
     }
 }
@@ -255,17 +289,15 @@ impl SampleMembers {
         parts: &SampleParts,
         ending: String,
         member: Member,
-    ) -> Result<Option<Range<u64>>, ShardFault> {
+    ) -> Result<Option<WantedContent>, ShardFault> {
         if self.endings.contains(&ending) {
             let why = format!("has two members that end in {ending}");
             return Err(self.fault(&why, "write the shard without one of them"));
         }
         let label = parts.label.as_ref().filter(|label| label.ending == ending);
-        let label = label.map(|_| member.content.clone());
-        if label
-            .as_ref()
-            .is_some_and(|content| content.end - content.start > MOST_LABEL)
-        {
+        let content = member.content.clone();
+        let mut wanted = label.map(|_| WantedContent::Label(content.clone()));
+        if label.is_some() && content.end - content.start > MOST_LABEL {
             let why = format!("has a label of more than {MOST_LABEL} bytes");
             return Err(self.fault(&why, LABEL_REMEDY));
         }
@@ -274,9 +306,12 @@ impl SampleMembers {
             && self.image.as_ref().is_none_or(|(best, _)| rank < *best)
         {
             self.image = Some((rank, member));
+            // Of an image that is replaced by a better one, the checksum does not count.
+            self.checksum = UNKNOWN_CHECKSUM;
+            wanted = wanted.or(Some(WantedContent::Image(content)));
         }
         self.endings.push(ending);
-        Ok(label)
+        Ok(wanted)
     }
 
     /// Returns a fault of this sample. `why` completes a sentence about it.
@@ -372,7 +407,11 @@ mod tests {
             };
             at += 1024;
             let fault = |fault: ShardFault| fault.of("x.tar").to_string();
-            if grouping.add(member).map_err(fault)?.is_some() {
+            let wanted = grouping.add(member).map_err(fault)?;
+            if let Some(WantedContent::Image(content)) = &wanted {
+                grouping.add_checksum(content.start);
+            }
+            if let Some(WantedContent::Label(_)) = wanted {
                 grouping.add_label(content.as_bytes()).map_err(fault)?;
             }
         }
@@ -397,6 +436,8 @@ mod tests {
         let found = table(&members, "jpg;png;webp", Some("cls")).expect("all is well");
         assert_eq!(found.labels, [7, -1, 0]);
         assert_eq!(found.lengths, [4, 1, 1]);
+        // Of the first sample, that of the image that was taken.
+        assert_eq!(found.checksums, found.at);
         let names: Vec<&str> = (0..3).map(|i| found.name(i)).collect();
         assert_eq!(names, ["d/b.jpg", "a.jpg", "d/b.webp"]);
         assert!(

@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use coprep_storage::Error;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::dali::DaliIndex;
 use crate::fault::ShardFault;
 use crate::members::{BLOCK, MemberScan, ScanStep, Window, is_header_of};
-use crate::samples::{SampleGrouping, SampleParts, SampleTable};
+use crate::samples::{SampleGrouping, SampleParts, SampleTable, WantedContent};
 
 /// How many bytes to read at a time.
 ///
@@ -52,6 +53,12 @@ impl ReadSizes {
             Some(_) => self.hop,
         }
     }
+
+    /// Returns `true` if samples are read through, so that their checksums cost no read.
+    fn reads_through(&self, scanned: u64, samples: u64) -> bool {
+        let mean = scanned.checked_div(samples);
+        mean.is_some_and(|mean| mean <= self.small)
+    }
 }
 
 /// Replaces the content of a buffer by the bytes of a range of a shard.
@@ -62,6 +69,8 @@ pub(crate) struct ShardReader<'a> {
     pub(crate) shard: &'a str,
     pub(crate) size: u64,
     pub(crate) sizes: ReadSizes,
+    /// `true` if images are read for their checksums even where that costs reads.
+    pub(crate) reads_images: bool,
     pub(crate) read: &'a ReadRange<'a>,
 }
 
@@ -97,10 +106,9 @@ impl ShardReader<'_> {
                     self.fill(&mut buffer, &range, most)?;
                 }
                 ScanStep::Member(member) => {
-                    let label = samples.add(member).map_err(|fault| self.error(fault))?;
-                    if let Some(content) = label {
-                        let most = self.sizes.next(scan.at(), samples.begun());
-                        self.add_label(&mut samples, &content, &mut buffer, most)?;
+                    let wanted = samples.add(member).map_err(|fault| self.error(fault))?;
+                    if let Some(wanted) = wanted {
+                        self.add_content(&mut samples, &wanted, &mut buffer, scan.at())?;
                     }
                 }
                 ScanStep::End => return samples.finish().map_err(|fault| self.error(fault)),
@@ -126,12 +134,11 @@ impl ShardReader<'_> {
         let mut buffer = WindowBuffer::default();
         for member in index.members() {
             let scanned = member.content.start;
-            let label = samples
+            let wanted = samples
                 .add(member.clone())
                 .map_err(|fault| self.error(fault))?;
-            if let Some(content) = label {
-                let most = self.sizes.next(scanned, samples.begun());
-                self.add_label(&mut samples, &content, &mut buffer, most)?;
+            if let Some(wanted) = wanted {
+                self.add_content(&mut samples, &wanted, &mut buffer, scanned)?;
             }
         }
         samples
@@ -152,6 +159,53 @@ impl ShardReader<'_> {
         let mut block = Vec::new();
         (self.read)(start..content.start, &mut block)?;
         Ok(is_header_of(&block, content.end - content.start))
+    }
+
+    /// Gives the grouping the content of a member that it needs. `scanned` are the bytes up to the next header.
+    fn add_content(
+        &self,
+        samples: &mut SampleGrouping<'_>,
+        wanted: &WantedContent,
+        buffer: &mut WindowBuffer,
+        scanned: u64,
+    ) -> Result<(), Error> {
+        let begun = samples.begun();
+        let most = self.sizes.next(scanned, begun);
+        match wanted {
+            WantedContent::Label(content) => self.add_label(samples, content, buffer, most),
+            WantedContent::Image(content) if self.reads_images => {
+                let most = most.max(self.sizes.through);
+                self.add_checksum(samples, content, buffer, most)
+            }
+            WantedContent::Image(content) if self.sizes.reads_through(scanned, begun) => {
+                self.add_checksum(samples, content, buffer, most)
+            }
+            WantedContent::Image(_) => Ok(()),
+        }
+    }
+
+    /// Reads an image through, from the window and then from the shard, `most` bytes at a time.
+    fn add_checksum(
+        &self,
+        samples: &mut SampleGrouping<'_>,
+        content: &Range<u64>,
+        buffer: &mut WindowBuffer,
+        most: u64,
+    ) -> Result<(), Error> {
+        let mut hash = Xxh3::new();
+        let mut at = content.start;
+        while at < content.end {
+            let read_to = buffer.at + buffer.bytes.len() as u64;
+            if !(buffer.at..read_to).contains(&at) {
+                self.fill(buffer, &(at..at + 1), most)?;
+                continue;
+            }
+            let part = at..content.end.min(read_to);
+            hash.update(buffer.window().get(&part).unwrap_or_default());
+            at = part.end;
+        }
+        samples.add_checksum(hash.digest());
+        Ok(())
     }
 
     fn add_label(

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use coprep_object_server::{Faults, ObjectServer};
 use coprep_protocol::spec::TarShards;
-use coprep_shards::{IndexFolder, IndexOrigins, OpenShards, open, write_indexes};
+use coprep_shards::{Checksums, IndexFolder, IndexOrigins, OpenShards, open, write_indexes};
 use coprep_storage::{Error, ErrorKind, Stores};
 use tar::{Builder, Header};
 
@@ -147,6 +147,7 @@ fn an_index_beside_a_shard_spares_the_reads_and_is_checked() {
         &stores,
         &IndexFolder::at(&made),
         Some(&out),
+        Checksums::IfFree,
         &mut |_| true,
     )
     .unwrap();
@@ -176,6 +177,33 @@ fn an_index_beside_a_shard_spares_the_reads_and_is_checked() {
     server.put(BUCKET, "d/t-0.tar.coprep", b"coprepTI damaged");
     let open = opened(&list, &stores, &scratch.path().join("fourth")).unwrap();
     assert_eq!(open.origins, origins(0, 0, 2));
+}
+
+#[test]
+fn images_of_all_sizes_have_checksums_if_somebody_wants_them() {
+    let (server, stores) = server();
+    let scratch = tempfile::tempdir().unwrap();
+    let folder = IndexFolder::at(scratch.path());
+    server.put(BUCKET, "small-0.tar", &shard(0, 5, 2000));
+    server.put(BUCKET, "large-0.tar", &shard(0, 5, 300_000));
+    let open = |name: &str| opened(&in_bucket(name), &stores, scratch.path()).unwrap();
+    let is_verified = |open: &OpenShards| !open.samples.is_intact(3, b"another image");
+    assert!(is_verified(&open("small-0.tar")) && !is_verified(&open("large-0.tar")));
+    let list = in_bucket("{small,large}-0.tar");
+    let made = write_indexes(&list, &stores, &folder, None, Checksums::All, &mut |_| true);
+    // Also the shards that have an index.
+    assert_eq!(made.unwrap().origins, origins(0, 0, 2));
+    let both = open("{small,large}-0.tar");
+    assert_eq!(both.origins, origins(2, 0, 0));
+    for id in 0..10 {
+        let mut bytes = Vec::new();
+        both.objects
+            .read(both.samples.extent(id), &mut bytes)
+            .unwrap();
+        assert!(both.samples.is_intact(id, &bytes));
+        bytes[1000] ^= 1;
+        assert!(!both.samples.is_intact(id, &bytes));
+    }
 }
 
 #[test]
@@ -267,6 +295,7 @@ fn the_first_bad_shard_is_named() {
         &stores,
         &IndexFolder::at(scratch.path()),
         Some(scratch.path()),
+        Checksums::IfFree,
         &mut |_| true,
     );
     assert!(

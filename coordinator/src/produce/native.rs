@@ -573,6 +573,14 @@ impl Recipe {
         })
     }
 
+    /// Takes a sample from its block. Returns `false` if it must be read by itself.
+    fn take_from_block(&self, id: u32, take: impl FnOnce(&[u8])) -> Result<bool, Failure> {
+        let Some(blocks) = &self.blocks else {
+            return Ok(false);
+        };
+        self.read(id, |dataset, id| blocks.take_sample(dataset, id, take))
+    }
+
     fn fetch_file(&self, id: u32, into: &mut Vec<u8>) -> Prepared {
         let start = Instant::now();
         if let Some(disk) = self.disk_of(id)
@@ -580,10 +588,10 @@ impl Recipe {
         {
             return Ok(fetch_time(start.elapsed()).into());
         }
-        self.read(id, |dataset, id| match &self.blocks {
-            Some(blocks) => blocks.with_sample(dataset, id, |bytes| bytes.clone_into(into)),
-            None => dataset.fetch(id, into),
-        })?;
+        let is_read = self.take_from_block(id, |bytes| bytes.clone_into(into))?;
+        if !is_read {
+            self.read(id, |dataset, id| dataset.fetch(id, into))?;
+        }
         Ok(PreparationCost {
             fetched_bytes: into.len() as u64,
             ..fetch_time(start.elapsed()).into()
@@ -719,12 +727,10 @@ impl Recipe {
         let disk = self.disk_of(id);
         let is_on_disk = disk.is_some_and(|disk| marked(|| disk.read_into(id, into)));
         if !is_on_disk {
-            self.read(id, |dataset, id| match &self.blocks {
-                Some(blocks) => {
-                    blocks.with_sample(dataset, id, |bytes| into.copy_from_slice(bytes))
-                }
-                None => dataset.fetch_into(id, into),
-            })?;
+            let is_read = self.take_from_block(id, |bytes| into.copy_from_slice(bytes))?;
+            if !is_read {
+                self.read(id, |dataset, id| dataset.fetch_into(id, into))?;
+            }
         }
         reservation.commit();
         if is_on_disk {

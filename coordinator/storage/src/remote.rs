@@ -5,6 +5,7 @@
 //! as long as the patience lasts.
 
 mod parts;
+mod renewal;
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -16,10 +17,10 @@ use futures_util::future::join_all;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
 
+use self::renewal::RenewableClient;
+
 use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
-use crate::client::{
-    RESTART, Variables, client, credentials, endpoint, environment, lacks_credentials,
-};
+use crate::client::{RESTART, Variables, credentials, endpoint, environment, lacks_credentials};
 use crate::error::{Error, ErrorKind, changed, too_long};
 use crate::file::MOST_BYTES;
 use crate::health::{OutageReport, StoreHealth, Tries};
@@ -38,7 +39,7 @@ const MOST_PASSED_OVER: usize = 1000;
 pub struct RemoteStore {
     name: String,
     scheme: UrlScheme,
-    client: Arc<dyn ObjectStore>,
+    client: RenewableClient,
     /// `true` if the environment names no credentials, so that only a metadata server could give some.
     lacks_credentials: bool,
     credentials: Option<&'static str>,
@@ -76,6 +77,34 @@ enum FailedTry {
     Final(Error),
 }
 
+/// The tries of a request while a dataset is opened, for which a person waits.
+struct OpeningTries {
+    began: Instant,
+    pause: Duration,
+}
+
+impl OpeningTries {
+    fn begin() -> Self {
+        OpeningTries {
+            began: Instant::now(),
+            pause: FIRST_LISTING_PAUSE,
+        }
+    }
+
+    /// Returns the time until the next try after this answer, or `None` if it was the last try.
+    fn pause_after(&mut self, store: &RemoteStore, answer: &FailedAnswer) -> Option<Duration> {
+        if self.began.elapsed() + self.pause >= LISTING_PATIENCE {
+            return None;
+        }
+        if store.has_new_credentials(answer) {
+            return Some(Duration::ZERO);
+        }
+        let pause = self.pause;
+        self.pause *= 2;
+        (!answer.meaning.is_lasting()).then_some(pause)
+    }
+}
+
 impl RemoteStore {
     /// Opens the store of a URL, with the credentials of the environment and `variables`, which come first. No
     /// request is made.
@@ -86,7 +115,7 @@ impl RemoteStore {
         patience: Duration,
     ) -> Result<Self, Error> {
         let traffic = Arc::new(TrafficCounters::default());
-        let client = client(url, variables, &traffic).map_err(|e| {
+        let client = RenewableClient::new(url, variables, &traffic).map_err(|e| {
             let what = format!("{} cannot be opened", url.store());
             Error::new(ErrorKind::Unavailable, what)
                 .because(interpret(&e).text)
@@ -163,7 +192,7 @@ impl RemoteStore {
         let at = self.path(prefix)?;
         // After a failure the listing goes on where it was.
         let mut last = after.map(str::to_owned);
-        let (began, mut pause) = (Instant::now(), FIRST_LISTING_PAUSE);
+        let mut tries = OpeningTries::begin();
         loop {
             let offset = last.as_deref().map(|key| self.path(key)).transpose()?;
             let mut keep = |object: ListedObject| {
@@ -174,13 +203,12 @@ impl RemoteStore {
             let Err(answer) = self.io.block_on(listing).ok_or_else(|| self.stopped())? else {
                 return Ok(());
             };
-            if answer.meaning.is_lasting() || began.elapsed() + pause >= LISTING_PATIENCE {
+            let Some(pause) = tries.pause_after(self, &answer) else {
                 let what = format!("cannot list {}", self.url(prefix).trim_end_matches('/'));
                 return Err(self.unavailable(what, &answer));
-            }
+            };
             // Made inside, because a timer belongs to the runtime that it is made in.
             self.io.block_on(async { tokio::time::sleep(pause).await });
-            pause *= 2;
         }
     }
 
@@ -190,9 +218,10 @@ impl RemoteStore {
         after: Option<&Path>,
         visit: &mut dyn FnMut(ListedObject) -> ControlFlow<()>,
     ) -> Result<(), FailedAnswer> {
+        let client = self.client.get();
         let mut listing = match after {
-            Some(after) => self.client.list_with_offset(Some(prefix), after),
-            None => self.client.list(Some(prefix)),
+            Some(after) => client.list_with_offset(Some(prefix), after),
+            None => client.list(Some(prefix)),
         };
         while let Some(object) = listing.try_next().await.map_err(|e| interpret(&e))? {
             let found = ListedObject {
@@ -281,7 +310,7 @@ impl RemoteStore {
             size: None,
             etag: None,
         };
-        let head = self.io.block_on(self.client.head(&path));
+        let head = self.io.block_on(self.client.get().head(&path));
         let meta = head.ok_or_else(|| self.stopped())?.map_err(|e| {
             let failed = self.failed(&object, interpret(&e));
             self.given_up(&object, failed)
@@ -297,14 +326,14 @@ impl RemoteStore {
     pub(crate) fn measure(&self, object: &ObjectRef) -> Result<u64, Error> {
         let path = self.path(&object.key)?;
         self.patiently(object, || {
-            let head = self.io.block_on(self.client.head(&path));
+            let head = self.io.block_on(self.client.get().head(&path));
             let head = head.ok_or_else(|| FailedTry::Final(self.stopped()))?;
             head.map(|meta| meta.size)
                 .map_err(|e| self.failed(object, interpret(&e)))
         })
     }
 
-    /// Reads the first bytes of several objects at once, `most` of each. Does not wait for a store that does not answer.
+    /// Reads the first bytes of several objects at once, `most` of each. Gives up after a few seconds without an answer.
     pub(crate) fn heads(&self, objects: &[ObjectRef], most: u64) -> Vec<Result<Vec<u8>, Error>> {
         let heads = objects.iter().map(|object| self.head(object, most));
         let all = self.io.block_on(join_all(heads));
@@ -320,9 +349,8 @@ impl RemoteStore {
             return Ok(bytes);
         }
         let mut target = ReadTarget::Growing(&mut bytes);
-        let mut read = self
-            .read_once(&path, object, Some(0..end), &mut target)
-            .await;
+        let range = Some(0..end);
+        let mut read = self.read_for_seconds(object, range, &mut target).await;
         if let Err(FailedTry::Store(answer)) = &read
             && answer.meaning == AnswerMeaning::NoRanges
         {
@@ -365,7 +393,14 @@ impl RemoteStore {
                 );
                 return Err(self.unavailable(what, &answer));
             }
+            // After the pause, so that the credentials are as new as they can be.
+            self.has_new_credentials(&answer);
         }
+    }
+
+    /// Takes new credentials if the answer refuses the present ones. Returns `false` if they stay the same.
+    fn has_new_credentials(&self, answer: &FailedAnswer) -> bool {
+        answer.meaning == AnswerMeaning::Refused && self.client.renew()
     }
 
     async fn read_once(
@@ -381,7 +416,8 @@ impl RemoteStore {
             ..GetOptions::default()
         };
         let failed = |e: object_store::Error| self.failed(object, interpret(&e));
-        let got = self.client.get_opts(path, options).await.map_err(failed)?;
+        let client = self.client.get();
+        let got = client.get_opts(path, options).await.map_err(failed)?;
         self.check(object, &got.meta).map_err(FailedTry::Final)?;
         let length = got.range.end - got.range.start;
         if length > MOST_BYTES {

@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use coprep_object_server::{Faults, ObjectServer};
+use coprep_object_server::{Credentials, Faults, ObjectServer};
 use coprep_storage::{ErrorKind, Extent, ObjectTable, Stores};
 
-use common::{BUCKET, server, store};
+use common::{BUCKET, HIDDEN, server, store};
 
 mod common;
 
@@ -200,6 +200,30 @@ fn a_listed_object_that_was_deleted_is_named_as_changed() {
 }
 
 #[test]
+fn an_opening_outlasts_a_moment_without_the_store() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 3, 1000);
+    server.set(Faults {
+        refuse: Some((503, "SlowDown".into())),
+        ..Faults::default()
+    });
+    std::thread::scope(|scope| {
+        let heads = scope.spawn(|| table.read_heads(&[0, 1, 2], 100));
+        let parts = [0, 1, 2].map(Extent::whole);
+        let parts = scope.spawn({
+            let table = &table;
+            move || table.read_part_heads(&parts, 100)
+        });
+        // Longer than the client of the store tries by itself.
+        std::thread::sleep(Duration::from_millis(2500));
+        server.set(Faults::default());
+        let all = [heads.join().unwrap(), parts.join().unwrap()].concat();
+        assert_eq!(all.len(), 6);
+        assert!(all.iter().all(Result::is_ok), "{all:?}");
+    });
+}
+
+#[test]
 fn requests_are_counted_those_of_listings_and_those_that_fail_too() {
     let (server, stores) = server(PATIENCE);
     let table = table(&server, &stores, 12, 1000);
@@ -251,6 +275,37 @@ fn reads_wait_for_a_store_that_is_away_and_go_on_when_it_is_back() {
         reads.join().unwrap();
     });
     assert_eq!(stores.outages(), []);
+}
+
+#[test]
+fn credentials_that_are_refused_before_they_expire_are_asked_for_anew() {
+    let server = ObjectServer::start().unwrap();
+    let address = format!("http://127.0.0.1:{}", server.port());
+    let stores = Stores::new(PATIENCE)
+        .with_variable("AWS_ENDPOINT_URL", &address)
+        .with_variable("AWS_METADATA_ENDPOINT", &address);
+    let demand = |name: &str| {
+        server.set_credentials(Credentials {
+            key: format!("key-{name}"),
+            secret: HIDDEN.into(),
+            token: format!("token-{name}"),
+        });
+    };
+    demand("one");
+    let table = table(&server, &stores, 2, 1000);
+    check_all(&table, 1000);
+    demand("two");
+    check_all(&table, 1000);
+    // A client that was made a moment ago is not made anew.
+    std::thread::sleep(Duration::from_secs(2));
+    demand("three");
+    let mut listed = 0;
+    let count = |_| {
+        listed += 1;
+        std::ops::ControlFlow::Continue(())
+    };
+    store(&stores).list("p", None, count).unwrap();
+    assert_eq!(listed, 2);
 }
 
 #[test]

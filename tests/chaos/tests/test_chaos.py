@@ -31,8 +31,8 @@ from tests.chaos.draw import draw
 from tests.chaos.history import Result
 from tests.chaos.plan import At, Data, Fault, Job, Plan, Point, features, loads
 
-ROUND = (21, 43, 44, 48, 51, 71, 88, 120, 126, 150, 158, 189)
-"""Seeds of the short round. They cover each kind of dataset, several ranks, and kills of every process."""
+ROUND = (8, 21, 43, 44, 48, 51, 71, 88, 102, 120, 126, 150, 154, 158, 189, 227)
+"""Seeds of the short round. They cover each kind of dataset, several ranks, kills of every process, and stores."""
 POINTS = (Point("some-point"), Point("another", costs_a_sample=True))
 ROOT = Path(__file__).parents[3]
 
@@ -145,6 +145,18 @@ def test_a_changed_file_may_fail_or_be_given_but_must_not_vanish() -> None:
     assert found(plan, [*log_of(*GOOD), DONE]) == found(plan, [*log_of(*rest, e3="SampleError"), DONE]) == []
     assert found(plan, [*log_of(*rest), DONE]) == ["error missing"]
     assert found(plan, [*log_of(*rest[:2], [8, 9, 10], e3="SampleError"), DONE]) == ["sample lost"]
+
+
+def test_samples_may_fail_whose_object_or_shard_was_changed_and_no_others() -> None:
+    change = (Fault("objects", At("start"), "replaced", ids=(4,)),)
+    assert plan_of(JOB, kind="urls", faults=change).affected(0) == {4}
+    # Of 12 samples in 4 shards.
+    assert plan_of(JOB, kind="shards", faults=change).affected(0) == {3, 4, 5}
+    # A store that fails costs no sample.
+    away = plan_of(JOB, kind="shards", faults=(Fault("store", At("start"), "kill", seconds=1.0),))
+    assert found(away, [*log_of([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10], e11="SampleError"), DONE]) == [
+        "error not due, sample"
+    ]
 
 
 def test_a_panic_may_cost_the_sample_at_which_it_happens() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from jobs import Start
 from object_server import ObjectServer
 from photos import make_folder
 from served import Coordinator, ask, series
+from shards import write_shards
 from waiting import WAIT, until
 
 N = 200
@@ -109,6 +111,21 @@ def test_samples_from_the_disk_are_those_of_the_files(socket_path: Path, disk: P
     local, remote = (batches(loader(root, seed=7), epochs=3) for root in (folder, photos))
     assert local == remote
     assert on_disk()["hits"] > N
+
+
+def test_samples_of_shards_lie_on_the_disk_too(
+    socket_path: Path, disk: Path, server: ObjectServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_shards(tmp_path / "shards", sorted(folder.rglob("*.jpg")), 3)
+    server.load("bucket", "shards", tmp_path / "shards")
+    pipeline = coprep.WebDataset("s3://bucket/shards/train-{000..002}.tar").decode().random_resized_crop(32)
+    with coprep.DataLoader(pipeline, batch_size=16, framework="numpy", with_index=True) as train:
+        assert sorted(ids(train)) == list(range(N))
+        wait_for_entries()
+        gets = server.counts()["gets"]
+        assert sorted(ids(train)) == list(range(N))
+    assert server.counts()["gets"] == gets
 
 
 def test_a_killed_coordinator_leaves_a_warm_disk(
@@ -327,6 +344,72 @@ def test_a_disk_that_is_too_small_is_one_error(
     text = refused(photos)
     assert str(disk) in text and "cannot reserve 900.0 TiB" in text and "smaller --disk-bytes" in text
     assert list(disk.iterdir()) == []
+
+
+@pytest.fixture
+def small(disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the disk, which is a file system of 8 MiB."""
+    disk.mkdir(mode=0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "coprep-test", str(disk)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"nothing can be mounted here: {mounted.stderr.strip()}")
+    monkeypatch.setenv("COPREP_DISK_BYTES", str(4 << 20))
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Writes a file of another program, until the disk is full."""
+    with contextlib.suppress(OSError), open(disk / "fills", "ab", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    with pytest.raises(OSError, match="No space left"), open(disk / "more", "wb", buffering=0) as file:
+        file.write(bytes(4096))
+
+
+def test_a_disk_that_others_have_filled_costs_no_sample(
+    socket_path: Path, small: Path, photos: str, tmp_path: Path
+) -> None:
+    coordinator = Coordinator(socket_path, tmp_path / "log")
+    try:
+        fill(small)
+        with pytest.warns(coprep.CacheWarning, match="not kept on the local disk: .*cannot reserve .* are free in its"):
+            epochs(2, photos)
+        assert coprep.status()["disk"]["caches"] == []
+        # As soon as there is room again, the next stream has a file.
+        (small / "fills").unlink()
+        until(lambda: not coprep.status()["streams"], "the stream is closed")
+        epochs(1, photos)
+        wait_for_entries()
+    finally:
+        coordinator.end()
+
+
+def test_a_disk_that_refuses_a_write_costs_no_sample(
+    socket_path: Path, small: Path, server: ObjectServer, photos: str, tmp_path: Path
+) -> None:
+    coordinator = Coordinator(socket_path, tmp_path / "log")
+    try:
+        with loader(photos) as train:
+            assert len(train)
+            (file,) = small.iterdir()
+            # The room that was reserved goes to others, as with thin volumes and snapshots.
+            length = file.stat().st_size - 4096
+            punch = ["fallocate", "--punch-hole", "--offset", "4096", "--length", str(length), str(file)]
+            subprocess.run(punch, check=True)
+            fill(small)
+            for _ in range(2):
+                assert sorted(ids(train)) == list(range(N))
+            told = coordinator.says(
+                "the disk cache cannot be written: samples that are not on the disk are fetched each time"
+            )
+            assert len(told) == 1 and "No space left" in json.dumps(told)
+            assert on_disk()["entries"] < N and server.counts()["gets"] > N
+    finally:
+        coordinator.end()
 
 
 def test_a_limit_on_files_is_one_error_and_no_signal(socket_path: Path, disk: Path) -> None:

@@ -11,7 +11,7 @@ use std::time::UNIX_EPOCH;
 
 use coprep_fuzz::Bytes;
 use coprep_protocol::spec::TarShards;
-use coprep_shards::{IndexFolder, open, write_indexes};
+use coprep_shards::{Checksums, IndexFolder, open, write_indexes};
 use coprep_storage::Stores;
 use libfuzzer_sys::fuzz_target;
 use xxhash_rust::xxh3::xxh3_64;
@@ -34,6 +34,7 @@ fuzz_target!(init: coprep_fuzz::seed(&seeds()), |data: &[u8]| {
     let mut bytes = Vec::new();
     for id in 0..opened.samples.len() as u32 {
         let _ = opened.samples.name(id);
+        let _ = opened.samples.is_intact(id, b"x");
         opened
             .objects
             .read(opened.samples.extent(id), &mut bytes)
@@ -86,7 +87,7 @@ fn seeds() -> Vec<Vec<u8>> {
     let scratch = tempfile::tempdir().expect("a folder");
     let list = put(scratch.path(), &archive, &[], &[]);
     let (folder, out) = (IndexFolder::at(scratch.path()), scratch.path().join("out"));
-    write_indexes(&list, &Stores::default(), &folder, Some(&out), &mut |_| true).expect("all is well");
+    write_indexes(&list, &Stores::default(), &folder, Some(&out), Checksums::All, &mut |_| true).expect("all is well");
     let own = std::fs::read(out.join("x.tar.coprep")).expect("it is there");
     let dali = b"v1.2 2\njpg 512 1 a.jpg cls 1536 1 a.cls\njpg 2560 2 b.jpg cls 3584 1 b.cls\n";
     let input = |own: &[u8], dali: &[u8]| {

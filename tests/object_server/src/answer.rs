@@ -95,10 +95,10 @@ impl Answer {
         Err(io::ErrorKind::ConnectionReset.into())
     }
 
-    /// Sends half of the answer, and then nothing.
-    pub(crate) fn stall(&self, to: &mut TcpStream) -> io::Result<()> {
+    /// Sends half of the answer, and then nothing for a time, which is long if `time` is zero.
+    pub(crate) fn stall(&self, to: &mut TcpStream, time: Duration) -> io::Result<()> {
         self.send_half(to)?;
-        std::thread::sleep(STALL);
+        std::thread::sleep(if time.is_zero() { STALL } else { time });
         to.shutdown(Shutdown::Both)?;
         Err(io::ErrorKind::ConnectionReset.into())
     }

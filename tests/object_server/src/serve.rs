@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::answer::Answer;
+use crate::credentials::Credentials;
 use crate::faults::{Fault, Faults};
 use crate::request::HttpRequest;
 use crate::store::{ObjectStoreState, RequestCounts};
@@ -17,6 +18,17 @@ pub struct ObjectServer {
     port: u16,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// A folder whose files a server has from its start.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadedFolder<'a> {
+    /// Bucket that the files are put into.
+    pub bucket: &'a str,
+    /// Prefix of their keys, before the path within the folder.
+    pub prefix: &'a str,
+    /// The folder.
+    pub folder: &'a Path,
 }
 
 #[derive(Default)]
@@ -37,9 +49,21 @@ impl ObjectServer {
     /// # Errors
     /// If there is no free port, or no thread.
     pub fn start() -> io::Result<ObjectServer> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let port = listener.local_addr()?.port();
+        ObjectServer::start_at(0, &[])
+    }
+
+    /// Starts a server with the files of folders on a port, or on a free one for 0.
+    ///
+    /// # Errors
+    /// If a file cannot be read, if the port is in use, or if there is no thread.
+    pub fn start_at(port: u16, folders: &[LoadedFolder<'_>]) -> io::Result<ObjectServer> {
         let shared = Arc::new(Shared::default());
+        // Before it listens, so that a server that is started again never misses the objects of the one before.
+        for one in folders {
+            shared.state().load(one.bucket, one.prefix, one.folder)?;
+        }
+        let listener = TcpListener::bind(("127.0.0.1", port))?;
+        let port = listener.local_addr()?.port();
         let accepting = shared.clone();
         let accept = move || {
             for connection in listener.incoming().flatten() {
@@ -81,6 +105,17 @@ impl ObjectServer {
         self.shared.state().fill(bucket, prefix, count);
     }
 
+    /// Changes a byte of an object behind its back: its ETag and its length stay.
+    pub fn flip(&self, bucket: &str, key: &str, at: usize) {
+        self.shared.state().flip(bucket, key, at);
+    }
+
+    /// Sets the credentials that requests must use from now on. Its metadata service, at the address of the server, gives
+    /// them to whoever asks.
+    pub fn set_credentials(&self, credentials: Credentials) {
+        self.shared.state().credentials = Some(credentials);
+    }
+
     /// Deletes an object.
     pub fn delete(&self, bucket: &str, key: &str) {
         self.shared.state().delete(bucket, key);
@@ -119,6 +154,8 @@ fn serve(mut connection: TcpStream, shared: &Shared) {
     while let Ok(Some(request)) = HttpRequest::read(&mut requests) {
         let done = if request.path.starts_with("-/") {
             control(&request, shared).send(&mut connection, false)
+        } else if let Some(of_metadata) = metadata(&request, shared) {
+            of_metadata.send(&mut connection, false)
         } else {
             answer(&request, shared, &mut connection)
         };
@@ -126,6 +163,16 @@ fn serve(mut connection: TcpStream, shared: &Shared) {
             return;
         }
     }
+}
+
+/// Answers a request for credentials, as the metadata service of a machine does. Returns `None` for any other request.
+fn metadata(request: &HttpRequest, shared: &Shared) -> Option<Answer> {
+    let state = shared.state();
+    let credentials = state.credentials.as_ref()?;
+    if state.faults.down {
+        return None;
+    }
+    credentials.answer(request)
 }
 
 /// Answers a request of a client, with the faults that are set.
@@ -149,6 +196,7 @@ fn read(request: &HttpRequest, shared: &Shared, connection: &mut TcpStream) -> i
     let (_, key) = request.object();
     let is_head = request.method == "HEAD";
     let mut state = shared.state();
+    let credentials = state.credentials.clone();
     let (faults, mut fault) = (state.faults.clone(), None);
     if request.query.get("list-type").is_none() {
         if is_head {
@@ -168,10 +216,13 @@ fn read(request: &HttpRequest, shared: &Shared, connection: &mut TcpStream) -> i
     if let Some((status, code)) = &faults.refuse {
         return Answer::error(*status, code).send(connection, is_head);
     }
+    if credentials.is_some_and(|credentials| !credentials.are_used_by(request)) {
+        return Credentials::refuse(request).send(connection, is_head);
+    }
     match fault {
         Some(Fault::Error) => Answer::error(503, "SlowDown").send(connection, is_head),
         Some(Fault::Reset) => answer.break_off(connection),
-        Some(Fault::Stall) => answer.stall(connection),
+        Some(Fault::Stall) => answer.stall(connection, faults.stall),
         Some(Fault::WrongRange) => shifted(answer).send(connection, is_head),
         None => answer.send(connection, is_head),
     }
@@ -199,6 +250,11 @@ fn control(request: &HttpRequest, shared: &Shared) -> Answer {
                 return Answer::new(400, e.to_string().into_bytes());
             }
         }
+        "-/flip" => {
+            let at = argument("at").parse().unwrap_or(0);
+            state.flip(argument("bucket"), argument("key"), at);
+        }
+        "-/credentials" => state.credentials = Some(Credentials::from_query(&request.query)),
         "-/counts" => {
             let RequestCounts {
                 lists,

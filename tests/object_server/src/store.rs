@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::answer::Answer;
+use crate::credentials::Credentials;
 use crate::faults::Faults;
 use crate::request::HttpRequest;
 
@@ -42,6 +43,8 @@ pub(crate) struct ObjectStoreState {
     buckets: BTreeMap<String, BTreeMap<String, StoredObject>>,
     pub(crate) faults: Faults,
     pub(crate) counts: RequestCounts,
+    /// Credentials that requests must use, or `None` if any will do.
+    pub(crate) credentials: Option<Credentials>,
 }
 
 impl ObjectStoreState {
@@ -72,6 +75,18 @@ impl ObjectStoreState {
     pub(crate) fn delete(&mut self, bucket: &str, key: &str) {
         if let Some(objects) = self.buckets.get_mut(bucket) {
             objects.remove(key);
+        }
+    }
+
+    /// Changes all bits of a byte of an object, whose ETag stays.
+    pub(crate) fn flip(&mut self, bucket: &str, key: &str, at: usize) {
+        let objects = self.buckets.get_mut(bucket);
+        if let Some(object) = objects.and_then(|objects| objects.get_mut(key)) {
+            let mut bytes = object.bytes.to_vec();
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte ^= 0xff;
+            }
+            object.bytes = bytes.into();
         }
     }
 

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use coprep_protocol::spec::TarShards;
 use proptest::prelude::*;
 use tar::{Builder, EntryType, Header};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::*;
 
@@ -35,6 +36,7 @@ fn parts(label: Option<&str>) -> SampleParts {
 /// Reads from memory. Counts the reads and their bytes.
 struct MemoryShard<'a> {
     bytes: &'a [u8],
+    reads_images: bool,
     reads: Cell<u64>,
     read_bytes: Cell<u64>,
 }
@@ -43,6 +45,7 @@ impl<'a> MemoryShard<'a> {
     fn new(bytes: &'a [u8]) -> Self {
         MemoryShard {
             bytes,
+            reads_images: false,
             reads: Cell::new(0),
             read_bytes: Cell::new(0),
         }
@@ -62,6 +65,7 @@ impl<'a> MemoryShard<'a> {
             shard: "x.tar",
             size: self.bytes.len() as u64,
             sizes,
+            reads_images: self.reads_images,
             read: &read,
         };
         reader
@@ -129,6 +133,30 @@ fn long_names_are_read_whatever_the_size_of_reads() {
         let table = MemoryShard::new(&bytes).scan(sizes, Some("cls")).unwrap();
         check(&bytes, &table, &lengths);
     }
+}
+
+#[test]
+fn images_that_are_read_through_have_a_checksum_and_all_have_one_on_demand() {
+    let lengths = [700, 0, 3, 70_000, 513];
+    let bytes = archive(&lengths);
+    let right: Vec<u64> = (0..)
+        .zip(&lengths)
+        .map(|(sample, &length)| xxh3_64(&vec![sample; length]))
+        .collect();
+    for sizes in SIZES {
+        let shard = MemoryShard {
+            reads_images: true,
+            ..MemoryShard::new(&bytes)
+        };
+        let table = shard.scan(sizes, Some("cls")).unwrap();
+        check(&bytes, &table, &lengths);
+        assert_eq!(table.checksums, right);
+    }
+    let through = MemoryShard::new(&bytes).scan(ReadSizes::remote(1), Some("cls"));
+    assert_eq!(through.unwrap().checksums, right);
+    let large = archive(&[300_000; 3]);
+    let hops = MemoryShard::new(&large).scan(ReadSizes::remote(1), Some("cls"));
+    assert!(hops.unwrap().checksums.is_empty());
 }
 
 #[test]

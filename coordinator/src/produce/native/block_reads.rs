@@ -58,13 +58,14 @@ impl BlockReads {
         &self.windows
     }
 
-    /// Passes the bytes of a sample to `take`, which are read with those of its block if they are not in memory.
-    pub(crate) fn with_sample<T>(
+    /// Passes the bytes of a sample to `take`, which are read with those of its block if they are not in memory. Returns
+    /// `false` if they are not those that were indexed, and does not pass them: the sample must be read by itself.
+    pub(crate) fn take_sample(
         &self,
         dataset: &Dataset,
         id: u32,
-        take: impl FnOnce(&[u8]) -> T,
-    ) -> Result<T, Error> {
+        take: impl FnOnce(&[u8]),
+    ) -> Result<bool, Error> {
         let ends = &self.windows.block_ends;
         let block = ends.partition_point(|&end| end <= id);
         let first = block.checked_sub(1).map_or(0, |before| ends[before]);
@@ -73,7 +74,12 @@ impl BlockReads {
             dataset.fetch_block(first..ends[block], &mut bytes)?;
             Ok(bytes)
         })?;
-        Ok(take(&bytes[dataset.place_in_block(first, id)]))
+        let bytes = &bytes[dataset.place_in_block(first, id)];
+        let is_intact = dataset.is_intact(id, bytes);
+        if is_intact {
+            take(bytes);
+        }
+        Ok(is_intact)
     }
 
     fn block(

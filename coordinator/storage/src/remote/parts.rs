@@ -3,14 +3,11 @@
 //! A person waits meanwhile, so a store that does not answer is an error within seconds.
 
 use std::ops::Range;
-use std::time::Instant;
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 
-use super::{
-    FIRST_LISTING_PAUSE, FailedTry, LISTING_PATIENCE, ListedObject, ObjectRef, RemoteStore,
-};
+use super::{FailedTry, ListedObject, ObjectRef, OpeningTries, RemoteStore};
 use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
 use crate::error::{Error, ErrorKind};
 use crate::target::ReadTarget;
@@ -20,14 +17,20 @@ use object_store::ObjectStoreExt;
 const AT_ONCE: usize = 64;
 
 impl RemoteStore {
-    /// Reads ranges of several objects at once. Does not wait for a store that does not answer.
+    /// Reads ranges of several objects at once. Gives up after a few seconds without an answer.
     pub(crate) fn parts(
         &self,
         wanted: &[(ObjectRef, Option<Range<u64>>)],
     ) -> Vec<Result<Vec<u8>, Error>> {
         let parts = wanted.iter().map(|(object, range)| async {
             let mut bytes = Vec::new();
-            let read = self.part_once(object, range.clone(), &mut bytes).await;
+            if range.as_ref().is_some_and(Range::is_empty) {
+                return Ok(bytes);
+            }
+            let mut target = ReadTarget::Growing(&mut bytes);
+            let read = self
+                .read_for_seconds(object, range.clone(), &mut target)
+                .await;
             read.map_err(|failed| self.failed_at_opening(object, failed))?;
             Ok(bytes)
         });
@@ -72,20 +75,39 @@ impl RemoteStore {
         &self,
         mut attempt: impl FnMut() -> Result<T, FailedTry>,
     ) -> Result<T, FailedTry> {
-        let (began, mut pause) = (Instant::now(), FIRST_LISTING_PAUSE);
+        let mut tries = OpeningTries::begin();
         loop {
-            match attempt() {
-                Err(FailedTry::Store(answer))
-                    if !answer.meaning.is_lasting()
-                        && answer.meaning != AnswerMeaning::NoRanges
-                        && began.elapsed() + pause < LISTING_PATIENCE =>
-                {
-                    // Made inside, because a timer belongs to the runtime that it is made in.
-                    self.io.block_on(async { tokio::time::sleep(pause).await });
-                    pause *= 2;
-                }
-                done => return done,
-            }
+            let done = attempt();
+            let Err(FailedTry::Store(answer)) = &done else {
+                return done;
+            };
+            let Some(pause) = tries.pause_after(self, answer) else {
+                return done;
+            };
+            // Made inside, because a timer belongs to the runtime that it is made in.
+            self.io.block_on(async { tokio::time::sleep(pause).await });
+        }
+    }
+
+    /// Reads a range of an object, and repeats that as [`RemoteStore::for_seconds`] does. It blocks no thread, so that many
+    /// reads may wait at once.
+    pub(super) async fn read_for_seconds(
+        &self,
+        object: &ObjectRef,
+        range: Option<Range<u64>>,
+        target: &mut ReadTarget<'_>,
+    ) -> Result<(), FailedTry> {
+        let path = self.path(&object.key).map_err(FailedTry::Final)?;
+        let mut tries = OpeningTries::begin();
+        loop {
+            let done = self.read_once(&path, object, range.clone(), target).await;
+            let Err(FailedTry::Store(answer)) = &done else {
+                return done;
+            };
+            let Some(pause) = tries.pause_after(self, answer) else {
+                return done;
+            };
+            tokio::time::sleep(pause).await;
         }
     }
 
@@ -128,7 +150,7 @@ impl RemoteStore {
 
     async fn ask_for_one(&self, key: &str) -> Result<Option<ListedObject>, FailedTry> {
         let path = self.path(key).map_err(FailedTry::Final)?;
-        match self.client.head(&path).await {
+        match self.client.get().head(&path).await {
             Ok(meta) => Ok(Some(ListedObject {
                 key: key.to_owned(),
                 size: meta.size,
