@@ -149,7 +149,8 @@ impl Dataset {
     /// If `id` is not below [`Dataset::len`].
     #[must_use]
     pub fn is_remote_sample(&self, id: u32) -> bool {
-        self.objects.is_remote_object(id)
+        // In tar shards, samples and objects have different numbers.
+        self.objects.is_remote_object(self.extent(id).object)
     }
 
     /// Returns the bytes of memory that the list of samples takes.

@@ -21,6 +21,7 @@ from jobs import Start
 from object_server import ObjectServer
 from photos import make_folder
 from served import Coordinator, ask, series
+from shards import write_shards
 from waiting import WAIT, until
 
 N = 200
@@ -109,6 +110,21 @@ def test_samples_from_the_disk_are_those_of_the_files(socket_path: Path, disk: P
     local, remote = (batches(loader(root, seed=7), epochs=3) for root in (folder, photos))
     assert local == remote
     assert on_disk()["hits"] > N
+
+
+def test_samples_of_tar_shards_lie_on_the_disk(
+    socket_path: Path, disk: Path, server: ObjectServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_shards(tmp_path / "shards", sorted(folder.rglob("*.jpg")), 4)
+    server.load("bucket", "shards", tmp_path / "shards")
+    pipeline = coprep.WebDataset("s3://bucket/shards/train-{000..003}.tar").decode().random_resized_crop(32)
+    with coprep.DataLoader(pipeline, batch_size=16, framework="numpy", with_index=True) as train:
+        assert sorted(ids(train)) == list(range(N))
+        wait_for_entries()
+        gets = server.counts()["gets"]
+        assert sorted(ids(train)) == list(range(N))
+        assert server.counts()["gets"] == gets
 
 
 def test_a_killed_coordinator_leaves_a_warm_disk(
