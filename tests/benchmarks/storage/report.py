@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from tests.benchmarks.loaders import machine
 from tests.benchmarks.loaders.measure import Dataset
@@ -84,7 +85,7 @@ def write(results: Results, folder: Path) -> list[Path]:
     """Writes `report.json` and the page for the documentation. Returns the written paths."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "report.json"
-    report = {"conditions": results.conditions(), "runs": results.runs}
+    report: dict[str, Any] = {"conditions": results.conditions(), "runs": results.runs}
     if results.peers:
         report["peers"] = results.peers.as_json()
     path.write_text(json.dumps(report, indent=1) + "\n")
