@@ -35,7 +35,8 @@ class Results:
         repetitions = max((len(runs) for runs in self.runs.values()), default=0)
         parts = [
             f"{datetime.now(timezone.utc).date()}, {machine.processor()}, {machine.cores()} cores, which server and"
-            f" jobs share; {files:,} photographs of {size / max(files, 1) / 1000:.0f} KB; medians of {repetitions}.",
+            f" jobs share; {files:,} photographs of {size / max(files, 1) / 1000:.0f} KB"
+            f"{f'; medians of {repetitions}' if repetitions else ''}.",
         ]
         if self.peers:
             parts.append(self.peers.conditions())
