@@ -69,7 +69,7 @@ $(VENV)/.examples: $(VENV)/.torch
 # They have an environment of their own, because MosaicML streaming wants an older numpy. PyTorch is that of the first one.
 PEERS := $(VENV)/peers
 $(VENV)/.peers: $(VENV)/.torch Makefile
-	@echo "installing other loaders of object stores: webdataset, MosaicML streaming, litdata (about 0.7 GB; once)"
+	@echo "installing other loaders of object stores: webdataset, MosaicML streaming, litdata (about 0.9 GB; once)"
 	@$(PY) -m venv $(PEERS)
 	@$(PEERS)/bin/python -c "import sys, sysconfig; path = sysconfig.get_path('purelib') + '/first.pth'; \
 		print(f'import site; site.addsitedir({sys.argv[1]!r})', file=open(path, 'w'))" \
