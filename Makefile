@@ -27,7 +27,7 @@ help: ## this list
 	@echo "  settings:       DATA=folder (demo, bench, bench-slow), SECONDS=n (bench, fuzz), ONLY=coprep,limit REPEAT=n JOBS=1,2 (bench),"
 	@echo "                  ONLY=order,forms,cost,watch,balance REPEAT=n QUICK=1 ARGS=\"--samples spin-10x\" (bench-slow),"
 	@echo "                  ONLY=detection,memory REPEAT=n QUICK=1 (drop-in),"
-	@echo "                  ONLY=at-once,latency,eight-jobs,half-cache REPEAT=n QUICK=1 (bench-storage),"
+	@echo "                  ONLY=at-once,latency,eight-jobs,half-cache,peers REPEAT=n QUICK=1 (bench-storage),"
 	@echo "                  REPEAT=n JOBS=1,8 SECONDS=n ARGS=\"--modes synthetic,coprep-device\" (bench-gpu),"
 	@echo "                  HISTORIES=n PARALLEL=n SEED=n ARGS=\"--only 'ranks: 2'\" (chaos)"
 
@@ -64,6 +64,18 @@ $(VENV)/.torch: $(VENV)/.base
 $(VENV)/.examples: $(VENV)/.torch
 	@echo "installing what the examples use: Optuna, Ray Tune, Lightning, Transformers (about 0.8 GB; once)"
 	@$(PIP) optuna "ray[tune]" lightning transformers accelerate
+	@touch $@
+
+# They have an environment of their own, because MosaicML streaming wants an older numpy. PyTorch is that of the first one.
+PEERS := $(VENV)/peers
+$(VENV)/.peers: $(VENV)/.torch Makefile
+	@echo "installing other loaders of object stores: webdataset, MosaicML streaming, litdata (about 0.9 GB; once)"
+	@$(PY) -m venv $(PEERS)
+	@$(PEERS)/bin/python -c "import sys, sysconfig; path = sysconfig.get_path('purelib') + '/first.pth'; \
+		print(f'import site; site.addsitedir({sys.argv[1]!r})', file=open(path, 'w'))" \
+		"$$($(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		"webdataset>=1,<2" "mosaicml-streaming>=0.13,<0.14" "litdata>=0.2.76,<0.3"
 	@touch $@
 
 # Python alone is enough for the documentation: no deps, which wants a Rust toolchain.
@@ -140,8 +152,9 @@ demo: $(VENV)/.package $(filter demo-data,$(DATA)) ## four training jobs that sh
 ONLY_OPTION := $(if $(ONLY),--only "$(ONLY)")
 REPEAT_OPTION := $(if $(REPEAT),--repeat "$(REPEAT)")
 QUICK_OPTION := $(if $(QUICK),--quick)
-# PyTorch, if ONLY is not given or names one of these parts.
-torch_for = $(if $(or $(if $(ONLY),,all),$(strip $(foreach part,$(1),$(findstring $(part),$(ONLY))))),$(VENV)/.torch)
+# A target, if ONLY is not given or names one of these parts.
+needed_for = $(if $(or $(if $(ONLY),,all),$(strip $(foreach part,$(2),$(findstring $(part),$(ONLY))))),$(1))
+torch_for = $(call needed_for,$(VENV)/.torch,$(1))
 
 .PHONY: bench
 bench: $(VENV)/.package $(call torch_for,torch python) $(filter demo-data,$(DATA)) | deps ## compare with other loaders and with the limit
@@ -168,10 +181,10 @@ bench-gpu: $(VENV)/.package $(VENV)/.torch $(filter demo-data,$(DATA)) | deps ##
 	@$(PY) -m tests.benchmarks.gpu.tables "$(TARGET)/bench-gpu/report.json" --out "$(TARGET)/bench-gpu"
 
 .PHONY: bench-storage
-bench-storage: $(VENV)/.package $(filter demo-data,$(DATA)) | deps ## an object store on this machine against local files
+bench-storage: $(VENV)/.package $(call needed_for,$(VENV)/.peers,peers) $(filter demo-data,$(DATA)) | deps ## an object store on this machine against local files and other loaders
 	@cargo build --release -p coprep-object-server
 	@$(PY) -m tests.benchmarks.storage "$(DATA)" --server "$(PROGRAMS)/coprep-object-server" --out "$(TARGET)/bench-storage" \
-		$(ONLY_OPTION) $(REPEAT_OPTION) $(QUICK_OPTION)
+		--peers "$(PEERS)/bin/python" $(ONLY_OPTION) $(REPEAT_OPTION) $(QUICK_OPTION)
 
 .PHONY: drop-in
 drop-in: $(VENV)/.package $(VENV)/.torch ## what it costs to replace PyTorch's DataLoader and nothing else, with bars

@@ -93,7 +93,7 @@ class ObjectServer:
         self._ask("PUT", f"-/faults?{urllib.parse.urlencode(faults)}", b"")
 
     def counts(self) -> dict[str, int]:
-        """Returns the number of requests so far: ``lists``, ``gets``, ``heads``."""
+        """Returns the number of requests so far (``lists``, ``gets``, ``heads``), and the ``bytes`` of objects sent."""
         counts: dict[str, int] = json.loads(self._ask("GET", "-/counts"))
         return counts
 

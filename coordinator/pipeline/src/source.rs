@@ -199,6 +199,7 @@ impl Dataset {
     /// If `id` is not below [`Dataset::len`].
     #[must_use]
     pub fn is_remote_sample(&self, id: u32) -> bool {
+        // In tar shards, samples and objects have different numbers.
         self.objects.is_remote_object(self.extent(id).object)
     }
 

@@ -53,6 +53,7 @@ fn an_object_is_read_by_one_request_that_names_its_etag() {
     check_all(&table, 10_000);
     let counts = server.counts();
     assert_eq!((counts.gets, counts.matched, counts.heads), (40, 40, 0));
+    assert_eq!(counts.bytes, 40 * 10_000);
     assert_eq!(table.length(3).unwrap(), 10_000);
     assert_eq!(server.counts().heads, 0);
 }

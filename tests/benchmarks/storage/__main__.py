@@ -1,6 +1,7 @@
 """Measures remote storage: the same photographs from an object store on this machine and from local files.
 
-usage: python -m tests.benchmarks.storage DATA --server PROGRAM --out FOLDER [--only at-once] [--repeat 3] [--quick]
+usage: python -m tests.benchmarks.storage DATA --server PROGRAM --out FOLDER [--only at-once,peers] [--repeat 3]
+       [--quick] [--peers PYTHON]
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.benchmarks.loaders.arguments import words
@@ -15,10 +17,13 @@ from tests.benchmarks.loaders.measure import Dataset
 from tests.benchmarks.slow_samples.running import Progress
 from tests.benchmarks.storage import report
 from tests.benchmarks.storage.cases import CASES, Setting, Values
+from tests.benchmarks.storage.peers.measure import measure as measure_peers
 from tests.benchmarks.storage.running import Store
 from tools.demo.children import exit_code
 
 SECONDS, QUICK_SECONDS = 10.0, 5.0
+PEERS = "peers"
+PARTS = (*(case.name for case in CASES), PEERS)
 
 
 def benchmark(args: argparse.Namespace) -> None:
@@ -35,21 +40,26 @@ def benchmark(args: argparse.Namespace) -> None:
                 photographs.read()
                 runs[case.name].append(case.once(setting))
                 progress.say(case.name)
-    results = report.Results(photographs, cases, runs, args.quick)
+        peers = None
+        if PEERS in args.only:
+            peers = measure_peers(store.server, photographs, args.peers.absolute(), args.repeat, args.quick)
+    results = report.Results(photographs, cases, runs, args.quick, peers)
     report.show(results)
     print("\n" + ", ".join(map(str, report.write(results, args.out))))
 
 
-def parse() -> argparse.Namespace:
-    names = tuple(case.name for case in CASES)
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-storage", description="remote storage against local files")
     parser.add_argument("data", type=Path, help="a folder of images, one subfolder for each class")
     parser.add_argument("--server", type=Path, required=True, help="the program coprep-object-server")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", type=words(names), default=names, help=f"of {', '.join(names)}")
+    parser.add_argument("--only", type=words(PARTS), default=PARTS, help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--peers", type=Path, help="the Python of an environment that has the other loaders")
     parser.add_argument("--repeat", type=int)
     parser.add_argument("--quick", action="store_true", help="short runs, to see that everything runs")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
+    if PEERS in args.only and not args.peers:
+        parser.error(f"{PEERS} needs --peers PYTHON; `make bench-storage ONLY={PEERS}` installs the other loaders")
     args.repeat = args.repeat or (1 if args.quick else 3)
     return args
 

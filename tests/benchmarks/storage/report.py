@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from tests.benchmarks.loaders import machine
 from tests.benchmarks.loaders.measure import Dataset
 from tests.benchmarks.loaders.records import Bar
 from tests.benchmarks.loaders.tables import Section, Table, TablesPage, bars_table
 from tests.benchmarks.storage.cases import Case, Values
+from tests.benchmarks.storage.peers.table import PeerResults
 from tools.demo import screen
 
 
@@ -26,14 +28,18 @@ class Results:
     runs: dict[str, list[Values]]
     """The figures of each repetition, by the name of the case."""
     quick: bool
+    peers: PeerResults | None = None
 
     def conditions(self) -> str:
         files, size = len(self.photographs.files), self.photographs.bytes
         repetitions = max((len(runs) for runs in self.runs.values()), default=0)
         parts = [
             f"{datetime.now(timezone.utc).date()}, {machine.processor()}, {machine.cores()} cores, which server and"
-            f" jobs share; {files:,} photographs of {size / max(files, 1) / 1000:.0f} KB; medians of {repetitions}.",
+            f" jobs share; {files:,} photographs of {size / max(files, 1) / 1000:.0f} KB"
+            f"{f'; medians of {repetitions}' if repetitions else ''}.",
         ]
+        if self.peers:
+            parts.append(self.peers.conditions())
         if self.quick:
             parts.append("QUICK: times so short that the figures mean nothing.")
         return " ".join(parts)
@@ -60,6 +66,7 @@ class Results:
     def page(self) -> TablesPage:
         sections = [Section("Bars", [bars_table(self.bars())])]
         sections += [Section(f"{case.name}: {case.about}", [self.table(case)]) for case in self.cases]
+        sections += self.peers.sections() if self.peers else []
         return TablesPage("storage", "Remote storage", "make bench-storage", self.conditions(), sections)
 
 
@@ -67,6 +74,9 @@ def show(results: Results) -> None:
     for case in results.cases:
         print(f"\n{case.name}: {case.about}")
         screen.table(*results.table(case))
+    for table in results.peers.tables() if results.peers else []:
+        print()
+        screen.table(*table)
     print()
     screen.table(*bars_table(results.bars()))
     print(f"\n{results.conditions()}")
@@ -76,5 +86,8 @@ def write(results: Results, folder: Path) -> list[Path]:
     """Writes `report.json` and the page for the documentation. Returns the written paths."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "report.json"
-    path.write_text(json.dumps({"conditions": results.conditions(), "runs": results.runs}, indent=1) + "\n")
+    report: dict[str, Any] = {"conditions": results.conditions(), "runs": results.runs}
+    if results.peers:
+        report["peers"] = results.peers.as_json()
+    path.write_text(json.dumps(report, indent=1) + "\n")
     return [path, results.page().write(folder)]

@@ -294,9 +294,10 @@ def figures(text: str) -> set[str]:
 
 
 def shown_figures(text: str) -> set[str]:
-    """Returns the numbers in the main table and in the bars of a page of results."""
+    """Returns the numbers in the main table, the bars and the comparison with others of a page of results."""
     sections = re.split(r"^## ", text, flags=re.MULTILINE)
-    return set().union(*(figures(section) for section in sections if section.startswith(("Result\n", "Bars\n"))))
+    compared = ("Result\n", "Bars\n", "Other loaders\n")
+    return set().union(*(figures(section) for section in sections if section.startswith(compared)))
 
 
 @pytest.mark.parametrize("page", RESULTS, ids=[str(page.relative_to(ROOT)) for page in RESULTS])

@@ -53,7 +53,7 @@ def test_opening_makes_no_request_per_sample(socket_path: Path, server: ObjectSe
         server.put("bucket", f"many/class{i % 2}/{i:05}.jpg", b"not read")
     pipeline = coprep.ImageFolder("s3://bucket/many").decode().random_resized_crop(32)
     assert len(pipeline) == 2500
-    assert server.counts() == {"lists": 3, "gets": 0, "matched": 0, "heads": 0}
+    assert server.counts() == {"lists": 3, "gets": 0, "matched": 0, "heads": 0, "bytes": 0}
 
 
 def test_eight_jobs_read_each_sample_once(socket_path: Path, server: ObjectServer, photos: str) -> None:

@@ -261,9 +261,10 @@ fn control(request: &HttpRequest, shared: &Shared) -> Answer {
                 gets,
                 matched,
                 heads,
+                bytes,
             } = state.counts;
             let json = format!(
-                "{{\"lists\": {lists}, \"gets\": {gets}, \"matched\": {matched}, \"heads\": {heads}}}"
+                "{{\"lists\": {lists}, \"gets\": {gets}, \"matched\": {matched}, \"heads\": {heads}, \"bytes\": {bytes}}}"
             );
             return Answer::new(200, json.into_bytes());
         }

@@ -26,6 +26,8 @@ pub struct RequestCounts {
     pub matched: u64,
     /// Requests for the length of an object.
     pub heads: u64,
+    /// Bytes of objects in the answers to requests for them, whether their readers took all of them or not.
+    pub bytes: u64,
 }
 
 /// An object. It is small, because a bucket may have a million of them.
@@ -125,10 +127,15 @@ impl ObjectStoreState {
         if request.query.get("list-type").is_some() {
             return Answer::new(200, list(objects, request).into_bytes());
         }
-        match objects.get(key) {
-            Some(object) => object.answer(request),
-            None => Answer::error(404, "NoSuchKey"),
+        let Some(object) = objects.get(key) else {
+            return Answer::error(404, "NoSuchKey");
+        };
+        let answer = object.answer(request);
+        let is_content = matches!(answer.status, 200 | 206);
+        if is_content && request.method != "HEAD" {
+            self.counts.bytes += (answer.to - answer.from) as u64;
         }
+        answer
     }
 }
 

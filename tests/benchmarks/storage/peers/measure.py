@@ -1,0 +1,40 @@
+"""Measures all loaders with one and with eight jobs, in turn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from tests.benchmarks.loaders.machine import cores
+from tests.benchmarks.loaders.measure import Dataset
+from tests.benchmarks.slow_samples.running import Progress
+from tests.benchmarks.storage.peers.bucket import Bucket
+from tests.benchmarks.storage.peers.loaders import LOADERS, packages
+from tests.benchmarks.storage.peers.running import run
+from tests.benchmarks.storage.peers.table import PeerResults, jobs_label
+from tests.support.object_server import ObjectServer
+
+
+def measure(server: ObjectServer, photographs: Dataset, python: Path, repeat: int, quick: bool) -> PeerResults:
+    """Measures every loader `repeat` times. `python` is the interpreter of the environment that has the other ones."""
+    bucket = Bucket.fill(server, photographs, python, quick)
+    results = PeerResults(bucket.samples, cores(), versions(python))
+    cases = [(loader, jobs) for loader in LOADERS for jobs in loader.jobs]
+    progress = Progress(repeat * len(cases))
+    for _ in range(repeat):
+        for loader, jobs in cases:
+            one = run(loader, jobs, bucket, python)
+            results.runs.setdefault((loader, jobs), []).append(one)
+            rates = " and ".join(f"{epoch.images_per_s:,.0f}" for epoch in one.epochs)
+            progress.say(f"{loader.label}, {jobs_label(jobs)}: {rates} images/s")
+    return results
+
+
+def versions(python: Path) -> dict[str, str]:
+    """Returns the versions of the packages, those of other loaders as their environment has them."""
+    names = [name for name in (*packages(), "torch", "torchvision") if name != "coprep"]
+    program = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
+    told = subprocess.run([str(python), "-c", program, *names], capture_output=True, check=True, timeout=60)
+    return {"coprep": metadata.version("coprep"), **json.loads(told.stdout)}
