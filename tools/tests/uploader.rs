@@ -116,8 +116,8 @@ fn threads_cpus(pid: u32) -> Vec<String> {
 /// Returns the last processor that this test may use.
 fn last_cpu() -> usize {
     let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap();
-    let cpus = (0..nix::sched::CpuSet::count()).filter(|&cpu| allowed.is_set(cpu).unwrap());
-    cpus.last().unwrap()
+    let mut cpus = (0..nix::sched::CpuSet::count()).filter(|&cpu| allowed.is_set(cpu).unwrap());
+    cpus.next_back().unwrap()
 }
 
 #[test]
