@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import coprep
 import numpy as np
@@ -62,7 +62,7 @@ def coprep_loader(mode: str, settings: JobSettings, drop_last: bool = True) -> A
     Raises:
         NotAvailable: this build has no such loader.
     """
-    uploads = "shared" if mode in SHARING else "own"
+    uploads: Literal["own", "shared"] = "shared" if mode in SHARING else "own"
     if mode in OF_ARRAYS:
         return coprep.DataLoader(
             Arrays(),
