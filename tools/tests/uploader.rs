@@ -1,6 +1,7 @@
 //! The process that copies minibatches to a GPU, beside the fake driver of `tests/fake_cuda`, as its coordinator sees it.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -50,7 +51,7 @@ impl Machine {
 
     /// Has an uploader open a ring. Returns the NUMA node that it names, and the processors of its threads that run after
     /// it has found the GPU.
-    fn node_and_cpus(&self) -> (Option<u32>, Vec<String>) {
+    fn node_and_cpus(&self) -> (Option<u32>, BTreeSet<String>) {
         let (socket, theirs) = UnixStream::pair().unwrap();
         let mut process = self.start(theirs);
         open_ring(&socket);
@@ -97,8 +98,8 @@ fn open_ring(socket: &UnixStream) {
     frame::send(socket, &request, &numbers).unwrap();
 }
 
-/// Returns the processors that the main thread of a process may use, and its threads that serve rings.
-fn threads_cpus(pid: u32) -> Vec<String> {
+/// Returns the lists of processors that the main thread of a process may use, and its threads that serve rings.
+fn threads_cpus(pid: u32) -> BTreeSet<String> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let status = |folder: &Path| fs::read_to_string(folder.join("status")).unwrap();
     let found = threads.filter_map(|thread| {
@@ -125,7 +126,7 @@ fn an_uploader_runs_on_the_processors_of_its_gpus_numa_node() {
     let cpu = last_cpu().to_string();
     // The node has processors, too, that this test may not use.
     let machine = Machine::new("7", &format!("{cpu},1022-1023"));
-    let expected = (Some(7), vec![cpu.clone(), cpu]);
+    let expected = (Some(7), BTreeSet::from([cpu]));
     assert_eq!(machine.node_and_cpus(), expected);
 }
 
@@ -144,7 +145,7 @@ fn without_a_node_or_its_processors_an_uploader_runs_on_all() {
         ("?", "0"),
     ] {
         let found = Machine::new(node, cpus).node_and_cpus();
-        let expected = (None, vec![own.clone(), own.clone()]);
+        let expected = (None, BTreeSet::from([own.clone()]));
         assert_eq!(found, expected, "node {node} of processors {cpus}");
     }
 }
