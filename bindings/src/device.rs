@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::connect::program;
+use crate::dlpack::PyDeviceArray;
 use crate::errors::{raise, signals};
 use crate::options::field;
 use crate::pipeline::PyPipeline;
@@ -71,6 +72,13 @@ impl PyDeviceBatch {
     #[getter]
     fn why_unconverted(&self) -> Option<String> {
         self.with(|batch| batch.why_unconverted().map(str::to_owned))
+    }
+
+    /// Returns the batch as arrays that own their memory, for frameworks other than PyTorch, once.
+    fn arrays(&self, py: Python<'_>) -> PyResult<Vec<PyDeviceArray>> {
+        let arrays = py.detach(|| self.with(DeviceBatch::arrays));
+        let arrays = arrays.map_err(raise)?.into_iter();
+        Ok(arrays.map(PyDeviceArray::new).collect())
     }
 
     /// Puts the work that fills the tensors into a stream, once. `addresses` are those of tensors as `fields` describes

@@ -9,6 +9,7 @@
 //! | `preparation` | announcement of a dataset before its loader is used |
 //! | `connect` | the coordinator's paths, and the program that starts it |
 //! | `device` | batches on the job's GPU |
+//! | `dlpack` | arrays on the GPU, through DLPack |
 //! | `array` | a field of a batch, through NumPy's array interface |
 //! | `control` | status, stop, warm-up |
 //! | `worker` | a worker process's end of its socket, and its random keys |
@@ -27,14 +28,15 @@
 //! # Without the GIL
 //!
 //! `gil_used = false` is true: no state is kept between calls but in the classes. PyO3 requires each class to be `Send` and
-//! `Sync`, which the compiler checks, as there is no unsafe code. All classes but `WorkerLink` are frozen and
-//! lock what changes. Two calls of one `WorkerLink` at a time are refused by PyO3's borrow check, which is atomic.
-#![forbid(unsafe_code)]
+//! `Sync`, which the compiler checks: the only unsafe code is that of `dlpack`, which asserts neither. All classes but
+//! `WorkerLink` are frozen and lock what changes. Two calls of one `WorkerLink` at a time are refused by PyO3's borrow check, which is atomic.
+#![deny(unsafe_code)]
 
 mod array;
 mod connect;
 mod control;
 mod device;
+mod dlpack;
 mod errors;
 mod loader;
 mod operators;
@@ -53,6 +55,8 @@ mod _coprep {
     use crate::control::{keep_warm, parse_size, status, stop, warm};
     #[pymodule_export]
     use crate::device::{PyDeviceBatch, check_gpu, normalize_table};
+    #[pymodule_export]
+    use crate::dlpack::PyDeviceArray;
     #[pymodule_export]
     use crate::loader::PyLoader;
     #[pymodule_export]

@@ -26,6 +26,12 @@ fake_only = pytest.mark.skipif(REAL, reason="it needs the faults of the fake dri
 """Marks tests of faults, which no real driver has on demand."""
 
 
+def calls(spread: range) -> range:
+    """Returns the numbers of the calls of the driver at which a test has a fault: a spread of them, or with
+    ``COPREP_TEST_EVERY_CALL`` each one from the first to the last."""
+    return range(spread.start, spread.stop) if "COPREP_TEST_EVERY_CALL" in os.environ else spread
+
+
 def fake_driver() -> Path:
     """Returns the library of the fake driver."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
@@ -73,6 +79,10 @@ class Driver:
         """Returns how often each function succeeded, in one process or in all."""
         lines = [line.split(" ") for line in self.trace.read_text().splitlines()]
         return Counter(name for process, name, answer in lines if answer == "0" and pid in (None, int(process)))
+
+    def processes(self) -> set[int]:
+        """Returns the processes that have called the driver."""
+        return {int(line.split(" ")[0]) for line in self.trace.read_text().splitlines()}
 
     def answers(self, function: str) -> list[str]:
         """Returns the answers of a function, in the order of the calls."""

@@ -48,12 +48,24 @@ class _Driver:
         self.must("cuDevicePrimaryCtxRelease_v2", gpu)
 
 
-def synchronize(gpu: int = 0) -> None:
-    """Waits for all work of the current stream of a GPU."""
+def synchronize(gpu: int = 0, stream: int = 0) -> None:
+    """Waits for all work of a stream of a GPU, by default the current one."""
     if REAL:
         torch.cuda.synchronize(gpu)
     else:
-        _Driver().synchronize(gpu)
+        _Driver().synchronize(gpu, stream)
+
+
+def new_stream(gpu: int = 0) -> int:
+    """Returns the handle of a new stream of the fake driver, in a context that stays."""
+    driver, context, stream = _Driver(), ctypes.c_void_p(), ctypes.c_void_p()
+    driver.must("cuInit", 0)
+    driver.must("cuDevicePrimaryCtxRetain", ctypes.byref(context), gpu)
+    driver.must("cuCtxPushCurrent_v2", context)
+    driver.must("cuStreamCreate", ctypes.byref(stream), 1)
+    driver.must("cuCtxPopCurrent_v2", ctypes.byref(context))
+    assert stream.value
+    return stream.value
 
 
 def gpu_of(tensor: Any) -> int:

@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use coprep_client::control;
-use coprep_device::{ComputeMode, Driver, ErrorKind, Gpu};
+use coprep_device::{ComputeMode, Driver, ErrorKind, Gpu, NumaNode};
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_shared_memory::memory;
@@ -390,8 +390,12 @@ fn ask_driver() -> Vec<Finding> {
 fn gpu_finding(gpu: &Gpu, version: &str) -> coprep_device::Result<Finding> {
     let check = gpu.to_string();
     let (major, minor) = gpu.compute_capability()?;
+    let node = NumaNode::of(gpu);
+    let node = node.map_or(String::new(), |node| {
+        format!(", NUMA node {}", node.number())
+    });
     let found = format!(
-        "{} ({}), {}, compute capability {major}.{minor}, driver for CUDA {version}",
+        "{} ({}), {}, compute capability {major}.{minor}{node}, driver for CUDA {version}",
         gpu.name()?,
         gpu.uuid()?,
         human(gpu.memory_bytes()?),

@@ -191,8 +191,11 @@ fn gpu(g: &GpuStatus) -> String {
 fn ring(r: &RingStatus) -> String {
     let pinned = r.why_bounced.as_ref();
     let pinned = pinned.map_or(String::new(), |why| format!("; not pinned: {why}"));
+    let node = r
+        .node
+        .map_or(String::new(), |node| format!(" on NUMA node {node}"));
     let text = format!(
-        "ring of stream {}: {} of {} buffers free ({}), uploader {}{pinned}",
+        "ring of stream {}: {} of {} buffers free ({}), uploader {}{node}{pinned}",
         r.stream,
         r.buffers_free,
         r.buffers,
@@ -500,6 +503,7 @@ mod tests {
             why_bounced: Some(
                 "it does not copy from memory that is pinned for reading only".into(),
             ),
+            node: Some(1),
         };
         let gpu = GpuStatus {
             uuid: "GPU-fafafafa-fafa-fafa-fafa-fafafafafafa".into(),
@@ -562,6 +566,10 @@ mod tests {
         );
         assert!(
             words.contains("1281167 samples, 0 B of 0 B; 1 hit, 0 misses; 1 sample"),
+            "{words}"
+        );
+        assert!(
+            words.contains("uploader 4000041 on NUMA node 1; not pinned"),
             "{words}"
         );
         assert!(

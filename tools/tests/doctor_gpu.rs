@@ -67,6 +67,27 @@ fn each_gpu_is_shown_with_its_identity_memory_and_driver() {
 }
 
 #[test]
+fn a_gpu_is_shown_with_its_numa_node() {
+    let folder = driver();
+    let write = |path: &str, file: &str, text: &str| {
+        let path = folder.path().join(path);
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::write(path.join(file), text).unwrap();
+    };
+    write("bus/pci/devices/00fa:40:00.0", "numa_node", "1\n");
+    write("devices/system/node/node1", "cpulist", "0-3\n");
+    let mut command = doctor(&folder, "devices=2");
+    let done = command.env("COPREP_TEST_SYSFS", folder.path()).output();
+    let shown = String::from_utf8(done.unwrap().stdout).unwrap();
+    let nodes: Vec<bool> = shown
+        .lines()
+        .filter(|line| line.contains("Fake GPU"))
+        .map(|line| line.contains("capability 9.0, NUMA node 1, driver"))
+        .collect();
+    assert_eq!(nodes, [true, false], "{shown}");
+}
+
+#[test]
 fn a_machine_without_a_gpu_is_fit() {
     let [level, found, remedy] = finding(&no_driver(), "");
     let expected = "none: libcuda.so.1 is not found (if there should be one: install the driver, or start the container with --gpus all)";

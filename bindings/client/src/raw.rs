@@ -113,7 +113,7 @@ pub(crate) fn user_stream(context: &Context, stream: u64) -> Stream {
 pub(crate) fn tensor(address: u64, bytes: usize) -> DeviceMemory {
     // SAFETY: the caller of `DeviceBatch::write` gives addresses of tensors of these bytes. If the user frees a tensor
     // before the work has ended, its allocator gives the memory only to later work of the same stream, or waits for the
-    // GPU, as CUDA does.
+    // GPU, as CUDA does. A `DeviceArray` waits for the work before it frees its memory.
     unsafe { DeviceMemory::of_caller(address, bytes) }
 }
 

@@ -23,7 +23,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "cache": ("auto", "off", "encoded", "decoded", "prepared", None),
     "cache_policy": ("no-eviction", "lru"),
     "uploads": ("auto", "own", "shared"),
-    "framework": ("torch", "numpy", None),
+    "framework": ("torch", "numpy", "dlpack", None),
 }
 _MOST_RANKS = 4096
 

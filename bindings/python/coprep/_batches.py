@@ -26,13 +26,13 @@ Array = npt.NDArray[Any]
 Collate = Callable[[list[Any]], Any]
 
 
-def framework_of(name: str | None) -> Framework:
+def framework_of(name: Framework | None) -> Framework:
     """Returns the framework of this name, or without a name torch if it is installed, else numpy."""
     if name is None:
         name = "torch" if importlib.util.find_spec("torch") else "numpy"
     if name == "torch":
         import torch  # noqa: F401 - raises here if torch is missing
-    return "torch" if name == "torch" else "numpy"
+    return name
 
 
 class Images:
@@ -55,8 +55,8 @@ class Images:
         if isinstance(arrays, _coprep.DeviceBatch):
             assert self._gpu is not None
             images, *labels = self._gpu.tensors(arrays)
-            images = self._form.of_device(images, arrays.why_unconverted)
-            return self._batch([images, *labels, *([ids_on_host(arrays)] if self._with_index else [])])
+            images = self._gpu.formed(images, self._form, arrays.why_unconverted)
+            return self._batch([images, *labels, *([self._gpu.ids(arrays)] if self._with_index else [])])
         # The ids come last.
         values: list[Any] = [np.asarray(array) for array in (arrays if self._with_index else arrays[:-1])]
         if self._torch:
@@ -114,7 +114,9 @@ class Samples:
         if isinstance(arrays, _coprep.DeviceBatch):
             assert self._gpu is not None
             batch = structure.batch(self._gpu.tensors(arrays), None, len(arrays), self._gpu.leaf)
-            return (batch, ids_on_host(arrays)) if self._with_index else batch
+            return (batch, self._gpu.ids(arrays)) if self._with_index else batch
+        if self._gpu is not None:
+            self._gpu.check_movable("samples with texts, or whose parts differ in shape,")
         blobs = _blobs(arrays[-2]) if structure.has_blob else None
         *fields, index = [np.asarray(array) for array in arrays]
         if structure.has_blob:
@@ -173,14 +175,6 @@ class Iterated(Samples):
         # Each batch may have another shape, so the structure of the one before is of no use.
         samples = Samples(self._framework, None, batched=True, with_index=False)
         return samples.collate_here(items, np.empty(0, np.int64))
-
-
-def ids_on_host(batch: _coprep.DeviceBatch) -> Any:
-    """Returns the ids of a batch that lies on a GPU."""
-    import torch
-
-    # A copy, since tensors are writable and bytes are not.
-    return torch.from_numpy(np.frombuffer(bytearray(batch.ids), np.int64))
 
 
 def _blobs(array: _coprep.Array) -> list[memoryview]:

@@ -221,8 +221,29 @@ class DeviceBatch:
     def why_unconverted(self) -> str | None:
         """Reason why images are not converted, although they should be."""
     def __len__(self) -> int: ...
+    def arrays(self) -> list[DeviceArray]:
+        """Returns the batch as arrays that own their memory, once."""
     def write(self, addresses: list[int], stream: int) -> None:
         """Puts the work that fills tensors with these addresses into a stream, once."""
+
+class DeviceArray:
+    """A field of a batch on a GPU, which frameworks take over by ``from_dlpack``."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str:
+        """Name of the type of the elements, such as ``bfloat16``."""
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Returns a capsule with the array. Work of ``stream`` waits until it is filled."""
 
 class JobState(TypedDict):
     """The state of a job. All of it but ``all_ranks`` makes a ``ResumeFrom``."""

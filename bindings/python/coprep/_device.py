@@ -70,16 +70,22 @@ def gpu_of(device: Any, framework: Framework) -> Gpu | None:
         TypeError, ValueError: it is no device, or not one that batches can lie on.
         RuntimeError: there is no such GPU that can be used. CUDA has not begun in this process afterwards.
     """
-    if device is None:
-        return None
-    kind, index = _parsed(device)
+    kind, index = ("cpu", None) if device is None else _parsed(device)
     if kind == "cpu":
+        if framework == "dlpack":
+            raise ValueError(
+                "framework='dlpack' gives arrays on a GPU: add device='cuda', or take framework='numpy', whose arrays "
+                "other frameworks take too"
+            )
         return None
+    if framework == "dlpack" and kind == "cuda":
+        _supported_cuda(index or 0, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return DlpackGpu(index or 0)
     if kind != "cuda":
         raise ValueError(
             f"device={str(device)!r}: batches can lie on the CPU, or on a GPU of NVIDIA ('cuda', 'cuda:1')"
         )
-    if framework != "torch":
+    if framework == "numpy":
         raise _not_torch(device)
     _check_usable(device, index)
     return Gpu(index)
@@ -108,10 +114,12 @@ def _not_torch(device: Any) -> Exception:
 
     if importlib.util.find_spec("torch"):
         return ValueError(
-            f"device={str(device)!r} gives tensors of PyTorch: leave out framework='numpy', or leave out device"
+            f"device={str(device)!r} gives tensors of PyTorch: leave out framework='numpy', or leave out device (for "
+            "JAX and CuPy: framework='dlpack')"
         )
     return RuntimeError(
-        f"device={str(device)!r} gives tensors of PyTorch, which is not installed: install PyTorch with CUDA"
+        f"device={str(device)!r} gives tensors of PyTorch, which is not installed: install PyTorch with CUDA, or for "
+        "JAX and CuPy say framework='dlpack'"
     )
 
 
@@ -160,7 +168,7 @@ class ImageForm:
             )
         if given and pipeline is not None and not pipeline._is_of_images:
             raise ValueError(f"{given[0]} is for images: tokens and arrays have their own types")
-        if given and framework != "torch":
+        if given and framework == "numpy":
             raise ValueError(f"{given[0]} is for tensors of PyTorch: leave out framework='numpy', or leave it out")
         self._table = None if pipeline is None else _coprep.normalize_table(pipeline)
         if name in _FLOATS and self._table is None:
@@ -170,6 +178,10 @@ class ImageForm:
             )
         if name == "uint8" and self._table is not None:
             raise ValueError("dtype=uint8 is for pipelines without normalize, whose images are floating-point numbers")
+        if layout == "channels_last" and framework == "dlpack" and self._table is None:
+            raise ValueError(
+                "memory_format=channels_last needs normalize at the end of the pipeline where framework='dlpack'"
+            )
         self._dtype = name or ("uint8" if self._table is None else "float32")
         self._channels_last = layout == "channels_last"
         self._is_default = not given
@@ -285,6 +297,23 @@ class Gpu:
         batch.write([tensor.data_ptr() for tensor in made], stream(self.index))
         return made
 
+    def formed(self, images: Any, form: ImageForm, why_unconverted: str | None) -> Any:
+        """Returns images of :meth:`tensors` in the form that the user has asked for."""
+        return form.of_device(images, why_unconverted)
+
+    def ids(self, batch: _coprep.DeviceBatch) -> Any:
+        """Returns the ids of a batch, which stay on the host."""
+        import torch
+
+        return torch.from_numpy(_ids(batch))
+
+    def check_movable(self, what: str) -> None:
+        """Fails unless a batch of the host can be moved here.
+
+        Args:
+            what: the reason why batches are made on the host.
+        """
+
     def leaf(self, dtype: str) -> Any:
         """Returns the function that makes a leaf of a batch: tensors that lie here already, and parts of no bytes."""
         return self._leaf
@@ -313,6 +342,43 @@ class Gpu:
         if isinstance(batch, Sequence):
             return _sequence(batch, [self.move(item) for item in batch])
         return batch
+
+
+class DlpackGpu(Gpu):
+    """The GPU of a loader for frameworks other than PyTorch, which is not needed."""
+
+    def stream(self) -> tuple[int, int]:
+        """Returns the number of the GPU and the handle of its default stream: arrays are filled in another one."""
+        return self.index, 0
+
+    def tensors(self, batch: _coprep.DeviceBatch) -> list[Any]:
+        """Returns an array for each field."""
+        return list(batch.arrays())
+
+    def formed(self, images: Any, form: ImageForm, why_unconverted: str | None) -> Any:
+        if why_unconverted is not None:
+            raise RuntimeError(
+                f"images cannot be normalised on the GPU: {why_unconverted}. Leave out normalize, and do it in your "
+                "framework"
+            )
+        return images
+
+    def ids(self, batch: _coprep.DeviceBatch) -> Any:
+        return _ids(batch)
+
+    def check_movable(self, what: str) -> None:
+        raise TypeError(
+            f"{what} give batches that are made on the host, and framework='dlpack' gives none of these: leave out "
+            "device and take framework='numpy'"
+        )
+
+    def _leaf(self, part: Array | Any) -> Any:
+        return part
+
+
+def _ids(batch: _coprep.DeviceBatch) -> Array:
+    # A copy, since arrays are writable and bytes are not.
+    return np.frombuffer(bytearray(batch.ids), np.int64)
 
 
 def _mapping(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:

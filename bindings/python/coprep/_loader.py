@@ -142,7 +142,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
             reproducibly. Shares any sampler, and an ``IterableDataset``. By default ``COPREP_COHORT=name:size`` says
             so.
         cohort_size: number of jobs to wait for.
-        framework: ``"torch"``, ``"numpy"``, or ``None``: torch if it is installed.
+        framework: ``"torch"``, ``"numpy"``, or ``None``: torch if it is installed. ``"dlpack"``, with
+            ``device="cuda"``: arrays on the GPU that JAX, CuPy and others take over by ``from_dlpack``.
         device: ``"cuda"``, ``"cuda:1"`` or a ``torch.device``: batches are tensors on that GPU, copied ahead. Images
             are copied as uint8 and normalised there. Ids stay on the host. ``None``, ``"cpu"``: the host.
         dtype: for a native pipeline that ends with ``normalize``: ``torch.float32`` (default), ``torch.float16`` or
@@ -199,7 +200,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         subset: Iterable[int] | npt.NDArray[Any] | None = None,
         cohort: str | None = None,
         cohort_size: int | None = None,
-        framework: Literal["torch", "numpy"] | None = None,
+        framework: Literal["torch", "numpy", "dlpack"] | None = None,
         device: Any = None,
         dtype: Any = None,
         memory_format: Any = None,
@@ -301,6 +302,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self._make: Make = self._choose_maker(spawn, on_error == "skip", form)
         if self._gpu is not None and (self._is_native or (type(self._make) is Samples and not self._make.whole)):
             self._options = self._options._replace(device=form.on_device(shares_uploads(uploads)))
+        elif self._gpu is not None:
+            self._gpu.check_movable("collate_fn, batch_size=None, num_workers=0 and datasets without ids")
         # Batches that go to a GPU are pinned on their way, if they have to be.
         self._pin = pinner(pin_memory and self._gpu is None, pin_memory_device)
         self._loader: _coprep.Loader | None = None

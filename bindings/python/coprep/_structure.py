@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from coprep._packing import Packed, pack, unpack
 
-Framework = Literal["torch", "numpy"]
+Framework = Literal["torch", "numpy", "dlpack"]
+"""The kind of batches. ``dlpack`` are arrays on a GPU that other frameworks take over."""
 Array = npt.NDArray[Any]
 Views = Sequence[Array]
 Blobs = Sequence[memoryview] | None

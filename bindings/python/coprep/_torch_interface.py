@@ -62,8 +62,10 @@ class TorchInterface:
         """Returns PyTorch's own loader of this dataset, and warns that it shares nothing."""
         if self._is_native:
             raise ValueError(f"a native pipeline cannot have this order ({why}): use shuffle, subset and batch_size")
-        if self._with_index or self._framework == "numpy":
-            raise ValueError(f"this loader cannot share ({why}): with_index and framework='numpy' need one that can")
+        if self._with_index or self._framework != "torch":
+            raise ValueError(
+                f"this loader cannot share ({why}): with_index, framework='numpy' and 'dlpack' need one that can"
+            )
         warn_unshared(why)
         return self._torch_loader(shuffle)
 

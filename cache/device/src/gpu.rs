@@ -120,6 +120,22 @@ impl Gpu {
         Ok((self.attribute(MAJOR)?, self.attribute(MINOR)?))
     }
 
+    /// Returns the GPU's place on the PCI bus. All instances of one that is divided have the same.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn pci_address(&self) -> Result<PciAddress> {
+        use CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_PCI_BUS_ID as BUS, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID as DEVICE,
+            CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID as DOMAIN,
+        };
+        Ok(PciAddress {
+            domain: self.attribute(DOMAIN)?,
+            bus: self.attribute(BUS)?,
+            device: self.attribute(DEVICE)?,
+        })
+    }
+
     /// Returns true if the GPU can copy from host memory that was pinned for reading only.
     ///
     /// # Errors
@@ -180,6 +196,25 @@ impl Gpu {
 impl fmt::Display for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "GPU {}", self.number)
+    }
+}
+
+/// The place of a GPU on the PCI bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PciAddress {
+    pub(crate) domain: u32,
+    pub(crate) bus: u32,
+    pub(crate) device: u32,
+}
+
+/// Writes the address as Linux names it: `0000:c1:00.0`. GPUs are the first function of their device.
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:04x}:{:02x}:{:02x}.0",
+            self.domain, self.bus, self.device
+        )
     }
 }
 

@@ -91,7 +91,9 @@ impl DeviceMemory {
         self.bytes
     }
 
-    pub(crate) fn address(&self) -> CUdeviceptr {
+    /// Returns the address of the first byte, which other users of the GPU in this process may be told.
+    #[must_use]
+    pub fn address(&self) -> u64 {
         self.address
     }
 

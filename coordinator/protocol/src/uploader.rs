@@ -51,6 +51,8 @@ pub enum UploaderEvent {
         bytes: u64,
         /// Reason why the staging area is not pinned, and the processor copies everything first.
         why_bounced: Option<String>,
+        /// Number of the GPU's NUMA node, if the process runs on its processors alone.
+        node: Option<u32>,
     },
     /// A ring cannot be opened. Others are not affected.
     Refused {

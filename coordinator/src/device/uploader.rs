@@ -58,6 +58,8 @@ pub(crate) struct OpenedRing {
     pub(crate) buffers: u32,
     pub(crate) bytes: u64,
     pub(crate) why_bounced: Option<String>,
+    /// The NUMA node of the GPU, if the process runs there.
+    pub(crate) node: Option<u32>,
     /// Descriptor of the memory.
     pub(crate) memory: OwnedFd,
     pub(crate) sender: Sender,
@@ -336,6 +338,7 @@ impl Supervisor {
                     buffers,
                     bytes,
                     why_bounced,
+                    node,
                 },
                 descriptors,
             ) => {
@@ -346,6 +349,7 @@ impl Supervisor {
                             buffers,
                             bytes,
                             why_bounced,
+                            node,
                             memory,
                             sender,
                             bell,

@@ -693,15 +693,63 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use coprep_protocol::gpu_batch::GpuBatchLayout;
+    use coprep_protocol::spec::{Dtype, Field};
     use coprep_shared_memory::handover::{Doorbell, Receiver};
     use coprep_shared_memory::staging::{Layout, StagingPool};
 
     use super::*;
     use crate::connection::reply_queue::ReplyWriter;
+    use crate::device::ring::{RingParts, RingRequest};
 
-    fn minibatch(pool: &StagingPool) -> Option<Arc<PendingBatch>> {
+    /// Both ends of a hand-over.
+    struct HandOver {
+        sender: Sender,
+        bell: Bell,
+        receiver: Receiver,
+        doorbell: Doorbell,
+    }
+
+    impl HandOver {
+        fn new() -> Self {
+            let doorbell = Doorbell::new().unwrap();
+            let mut sender = Sender::create(8).unwrap();
+            let (deliver, reply) = sender.fds().unwrap();
+            let bell = doorbell.bell().unwrap();
+            let receiver = Receiver::open(deliver, reply, bell.fd().unwrap()).unwrap();
+            HandOver {
+                sender,
+                bell,
+                receiver,
+                doorbell,
+            }
+        }
+    }
+
+    /// A consumer, and the other ends of its connection.
+    struct Connected {
+        consumer: Consumer,
+        receiver: Receiver,
+        _ends: (UnixStream, ReplyWriter, Doorbell),
+    }
+
+    impl Connected {
+        fn new() -> Self {
+            let (socket, client) = UnixStream::pair().unwrap();
+            let writer = ReplyWriter::start().unwrap();
+            let reply_queue = ReplyQueue::new(&socket, &writer).unwrap();
+            let of = HandOver::new();
+            Connected {
+                consumer: Consumer::new(0, reply_queue, of.sender, of.bell),
+                receiver: of.receiver,
+                _ends: (client, writer, of.doorbell),
+            }
+        }
+    }
+
+    fn minibatch(pool: &StagingPool, number: u64) -> Option<Arc<PendingBatch>> {
         let (slots, unfinished) = pool.allocate()?.split(1);
-        let batch = Arc::new(PendingBatch::new(0, Vec::new(), 1, 1, unfinished));
+        let batch = Arc::new(PendingBatch::new(number, Vec::new(), 1, 1, unfinished));
         drop(slots);
         batch.finish();
         Some(batch)
@@ -722,15 +770,8 @@ mod tests {
     #[test]
     fn a_batch_that_is_released_as_soon_as_it_is_taken_keeps_no_buffer() {
         let pool = StagingPool::create(Layout::new(&[8], 1, 4).unwrap()).unwrap();
-        let (socket, _client) = UnixStream::pair().unwrap();
-        let writer = ReplyWriter::start().unwrap();
-        let reply_queue = ReplyQueue::new(&socket, &writer).unwrap();
-        let doorbell = Doorbell::new().unwrap();
-        let mut sender = Sender::create(8).unwrap();
-        let (deliver, reply) = sender.fds().unwrap();
-        let bell = doorbell.bell().unwrap();
-        let receiver = Receiver::open(deliver, reply, bell.fd().unwrap()).unwrap();
-        let mut consumer = Consumer::new(0, reply_queue, sender, bell);
+        let mut connected = Connected::new();
+        let (consumer, receiver) = (&mut connected.consumer, &connected.receiver);
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -741,7 +782,7 @@ mod tests {
                 }
             });
             for _ in 0..2_000_000 {
-                if let Some(batch) = minibatch(&pool) {
+                if let Some(batch) = minibatch(&pool, 0) {
                     consumer.expect(batch, whole(), &StallClock::default());
                 }
                 let flushed = consumer.flush(&StallClock::default(), 0, None);
@@ -754,5 +795,54 @@ mod tests {
         });
         assert!(consumer.poll().is_ok());
         assert_eq!((consumer.buffers_held(), pool.free()), (0, 4));
+    }
+
+    #[test]
+    fn a_consumer_that_takes_nothing_is_handed_two_buffers_of_a_ring() {
+        let labels = Field {
+            name: "label".into(),
+            dtype: Dtype::I64,
+            shape: Vec::new(),
+        };
+        let of_uploader = HandOver::new();
+        let mut ring = Ring::new(RingParts {
+            pool: 1,
+            ids: StagingPool::create(Layout::new(&[8], 1, 4).unwrap()).unwrap(),
+            id_fields: vec![0],
+            layout: GpuBatchLayout::new(&[labels], 1).unwrap(),
+            sender: of_uploader.sender,
+            _bell: of_uploader.bell,
+        });
+        let pool = StagingPool::create(Layout::new(&[8], 1, 8).unwrap()).unwrap();
+        let mut connected = Connected::new();
+        let consumer = &mut connected.consumer;
+        for number in 0..4 {
+            let batch = minibatch(&pool, number).unwrap();
+            let request = RingRequest {
+                minibatch: number,
+                staging: &batch.done().unwrap().lease,
+                slots: 1,
+            };
+            ring.copy_ahead(&[request], 4, Instant::now());
+            consumer.expect(batch.clone(), whole(), &StallClock::default());
+        }
+        while let Some((seq, _)) = of_uploader.receiver.try_next().unwrap() {
+            of_uploader.receiver.release(seq).unwrap();
+        }
+        assert!(ring.poll(Instant::now()).unwrap());
+        let flush = |consumer: &mut Consumer| {
+            let flushed = consumer.flush(&StallClock::default(), 0, Some(&ring));
+            assert!(flushed.is_ok() && consumer.poll().is_ok());
+            (consumer.ring_buffers().len(), consumer.pending.len())
+        };
+        // All four lie in the ring.
+        assert_eq!(flush(consumer), (MOST_OF_RING, 2));
+        assert_eq!(flush(consumer), (MOST_OF_RING, 2));
+        let (seq, item) = connected.receiver.try_next().unwrap().unwrap();
+        assert_eq!(item.pool, 1);
+        assert_eq!(flush(consumer), (MOST_OF_RING, 2), "it holds what it took");
+        connected.receiver.release(seq).unwrap();
+        assert!(consumer.poll().is_ok());
+        assert_eq!(flush(consumer), (MOST_OF_RING, 1));
     }
 }

@@ -109,6 +109,7 @@ impl Stream {
             bytes: opened.bytes,
             uploader_pid: opened.uploader_pid,
             why_bounced: opened.why_bounced,
+            node: opened.node,
         };
         let parts = RingParts {
             pool: self.next_ring(),

@@ -7,6 +7,7 @@
 //!
 //! | module | task |
 //! |---|---|
+//! | [`affinity`] | the processors that the process runs on |
 //! | [`budget`] | the memory of the GPU that rings may take |
 //! | [`ring`] | one ring: it is opened, and minibatches are copied to it |
 //!
@@ -17,6 +18,7 @@
 //! process says why and ends: no call to it would succeed any more.
 #![forbid(unsafe_code)]
 
+mod affinity;
 mod budget;
 mod ring;
 
@@ -26,7 +28,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use coprep_device::{Context, Driver, Gpu};
+use coprep_device::{Context, Driver, Gpu, NumaNode};
 use coprep_protocol::frame;
 use coprep_protocol::uploader::{OpenRing, UploaderEvent, UploaderRequest};
 use coprep_shared_memory::lock::lock;
@@ -118,8 +120,11 @@ struct Uploader {
     rings: HashMap<u64, Arc<AtomicBool>>,
 }
 
+#[derive(Clone)]
 struct OpenGpu {
     context: Context,
+    /// Number of the NUMA node whose processors this process runs on, if it is that of the GPU.
+    node: Option<u32>,
     budget: Arc<Budget>,
 }
 
@@ -146,20 +151,12 @@ impl Uploader {
             Some(gpu) => gpu,
             None => open_gpu(&self.uuid, request.budget).map_err(|e| e.to_string())?,
         };
-        let (context, budget) = (gpu.context.clone(), gpu.budget.clone());
-        self.gpu = Some(gpu);
+        self.gpu = Some(gpu.clone());
         let is_closing = Arc::new(AtomicBool::new(false));
         self.rings.insert(request.ring, is_closing.clone());
         let coordinator = self.coordinator.clone();
         let serve = move || {
-            serve(
-                &coordinator,
-                &context,
-                &budget,
-                &request,
-                descriptors,
-                &is_closing,
-            )
+            serve(&coordinator, &gpu, &request, descriptors, &is_closing);
         };
         std::thread::Builder::new()
             .name("ring".into())
@@ -172,13 +169,12 @@ impl Uploader {
 /// Opens a ring, and copies minibatches to it until it is closed. A GPU that fails ends the process.
 fn serve(
     coordinator: &Coordinator,
-    context: &Context,
-    budget: &Arc<Budget>,
+    gpu: &OpenGpu,
     request: &OpenRing,
     descriptors: Vec<OwnedFd>,
     is_closing: &AtomicBool,
 ) {
-    let ring = match Ring::open(context, budget, request, descriptors) {
+    let ring = match Ring::open(&gpu.context, &gpu.budget, request, descriptors) {
         Ok(ring) => ring,
         Err(OpenError::Refused(why)) => return coordinator.refuse(request.ring, why),
         Err(OpenError::Failed(why)) => coordinator.fail(why),
@@ -188,6 +184,7 @@ fn serve(
         buffers: ring.buffers(),
         bytes: ring.bytes(),
         why_bounced: ring.why_bounced().map(str::to_owned),
+        node: gpu.node,
     };
     coordinator.tell(&opened, &[ring.descriptor().as_raw_fd()]);
     if let Err(why) = ring.copy_until(is_closing) {
@@ -205,7 +202,10 @@ fn open_gpu(uuid: &str, budget: u64) -> coprep_device::Result<OpenGpu> {
         coprep_device::Error::new(coprep_device::ErrorKind::NoSuchDevice, context)
             .with_remedy("start it where the job's GPUs are visible")
     })?;
+    // Before the context is made, so that the memory and most threads of the driver are of the node too.
+    let node = NumaNode::of(&gpu).filter(affinity::stay_on);
     Ok(OpenGpu {
+        node: node.map(|node| node.number()),
         budget: Budget::of(gpu.memory_bytes()?, budget),
         context: Context::retain(gpu)?,
     })

@@ -1,7 +1,7 @@
 """Measures training jobs that share one GPU, with several loaders in turn, and the parts of a batch's way to the GPU.
 
 usage: python3 -m tests.benchmarks.gpu --data DIR --out FILE.json [--native PROGRAM] [--jobs 1,4,8]
-       [--modes synthetic,coprep-device,...] [--seconds 4] [--repeat 2] [--budget 330]
+       [--modes synthetic,coprep-device,...] [--seconds 4] [--repeat 2] [--budget 400]
 
 It needs Python, PyTorch, torchvision, the package coprep, and a folder of photographs. With `--device cpu --model tiny`
 it is a dry run, which shows that everything works and whose figures mean nothing.
@@ -24,7 +24,7 @@ from typing import Any
 from tests.benchmarks.gpu import fleet, native, report
 from tests.benchmarks.gpu.cores import usable_cores
 from tests.benchmarks.gpu.photographs import Photographs, linked
-from tests.benchmarks.gpu.plan import DEVICE, JOBS, MODES, SYNTHETIC, Case, JobSettings, in_order
+from tests.benchmarks.gpu.plan import JOBS, MODES, OF_ARRAYS, ON_GPU, SYNTHETIC, Case, JobSettings, in_order
 from tests.benchmarks.gpu.records import Row
 from tests.benchmarks.loaders import machine
 from tests.benchmarks.loaders.arguments import words
@@ -32,6 +32,7 @@ from tests.benchmarks.loaders.measure import BATCH_SIZE, MIB, Dataset
 from tools.demo.children import ChildFailed, exit_code
 
 NO_DEVICE_CODE = 2
+USUAL = tuple(mode for mode in MODES if mode not in OF_ARRAYS)
 Remaining = deque[tuple[int, Case]]
 """Cases that are still to be measured, with the number of their repetition."""
 
@@ -170,21 +171,26 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="an image folder: one sub-folder per class")
     parser.add_argument("--out", type=Path, required=True, help="the file to write the results to")
     parser.add_argument("--native", type=Path, help="the program measure_gpu, which measures the parts by themselves")
-    parser.add_argument("--modes", type=words(tuple(MODES)), default=tuple(MODES), help=f"of {', '.join(MODES)}")
+    parser.add_argument(
+        "--modes",
+        type=words(tuple(MODES)),
+        default=USUAL,
+        help=f"of {', '.join(MODES)} (default: all but the last two)",
+    )
     parser.add_argument("--jobs", type=numbers, default=JOBS, help="how many at a time (default: 1,4,8)")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each window (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=2, help="windows of each case, in turn (default: %(default)s)")
     parser.add_argument(
-        "--budget", type=float, default=330.0, help="begin no window after as many seconds (default: %(default)s)"
+        "--budget", type=float, default=400.0, help="begin no window after as many seconds (default: %(default)s)"
     )
     parser.add_argument("--warm-seconds", type=float, default=1.0, help="before each window (default: %(default)s)")
     parser.add_argument("--copies", type=int, default=16, help="names of each photograph (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, help="(default: %(default)s)")
-    parser.add_argument("--model", default="resnet50", help="of torchvision, or tiny (default: %(default)s)")
+    parser.add_argument("--model", default="resnet50", help="of torchvision, tiny or one-layer (default: %(default)s)")
     parser.add_argument("--device", default="cuda:0", help="or cpu, with which it is a dry run (default: %(default)s)")
     args = parser.parse_args(argv)
-    if args.device == "cpu" and DEVICE in args.modes:
-        args.modes = tuple(mode for mode in args.modes if mode != DEVICE)
+    if args.device == "cpu":
+        args.modes = tuple(mode for mode in args.modes if mode not in ON_GPU)
     return args
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.benchmarks.drop_in.running import until_all_say
-from tests.benchmarks.gpu.plan import Case, JobSettings
+from tests.benchmarks.gpu.plan import ON_GPU, SHARING, Case, JobSettings
 from tests.benchmarks.gpu.records import Row
 from tests.benchmarks.loaders.machine import CpuClock, available_bytes, remove_torch_files, trees
 from tests.benchmarks.loaders.measure import CACHE_SHARE, ONE_THREAD, coordinator_status, sleep_until
@@ -26,6 +26,8 @@ STEP_TIMEOUT_S = 60.0
 MOST_CACHE_BYTES = 24 << 30
 """Budget of the cache where there is much memory. The pixels of 10,000 photographs take 6 GB or so. A container may
 have less than /proc/meminfo says."""
+RING_TIMEOUT_S = 30.0
+"""Limit for the uploader to open its context and its ring."""
 BEFORE_WINDOW_S = 0.2
 """Time that jobs have to read the bounds of a window before it begins."""
 
@@ -50,6 +52,7 @@ class Fleet:
         jobs = self.jobs[: case.jobs]
         if error := self._open(case, jobs):
             return Row(case.mode, case.jobs, repetition, error=error)
+        counted = self._uploads() if case.mode in ON_GPU else None
         roots = [self.coordinator.pid, *(job.pid for job in jobs)]
         begin = time.monotonic() + BEFORE_WINDOW_S
         tell(jobs, do="window", begin=begin, end=begin + seconds)
@@ -57,6 +60,7 @@ class Fleet:
         before = CpuClock.read(roots)
         sleep_until(begin + seconds)
         after = CpuClock.read(roots)
+        uploads = None if counted is None else self._uploads() - counted
         closed = answers("closed", jobs)
         if error := first_error(closed):
             return Row(case.mode, case.jobs, repetition, error=error)
@@ -69,6 +73,7 @@ class Fleet:
             by_job=closed,
             cpu_s=after.ours_since(before),
             images=steps * self.settings.batch_size,
+            uploads_per_batch=uploads / steps if uploads is not None and steps else None,
             others_cores=after.others_since(before) / seconds,
         )
 
@@ -86,10 +91,29 @@ class Fleet:
         """Waits until all jobs train steadily. Returns an error if one cannot; then all have closed their loaders."""
         tell(jobs, do="open", mode=case.mode, jobs=case.jobs)
         error = first_error(answers("steady", jobs))
+        if not error and case.mode in SHARING and case.jobs > 1:
+            error = self._wait_for_ring()
         if error:
             tell(jobs, do="abandon")
             answers("closed", jobs)
         return error
+
+    def _uploads(self) -> int:
+        """Returns the copies to the GPU so far, by jobs and for several of them."""
+        gpus = coordinator_status(self.env)["gpus"]
+        return sum(gpu["own_uploads"] + gpu["shared_uploads"] for gpu in gpus)
+
+    def _wait_for_ring(self) -> str | None:
+        """Waits until uploads are shared. Returns the reason if they are not."""
+        end = time.monotonic() + RING_TIMEOUT_S
+        while time.monotonic() < end:
+            gpus = coordinator_status(self.env)["gpus"]
+            if any(gpu["rings"] for gpu in gpus):
+                return None
+            if notes := [note for gpu in gpus for note in gpu["notes"]]:
+                return f"uploads are not shared: {notes[0]}"
+            time.sleep(0.05)
+        return f"uploads are not shared after {RING_TIMEOUT_S:g} s"
 
 
 def tell(to: Sequence[Child], /, **command: Any) -> None:

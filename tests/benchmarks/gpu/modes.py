@@ -7,13 +7,15 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import coprep
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from tests.benchmarks.gpu.plan import DEVICE, PAGEABLE, PIN, SYNTHETIC, TORCH, JobSettings
-from tests.benchmarks.gpu.training import synthetic_batch
+from tests.benchmarks.gpu.plan import OF_ARRAYS, ON_GPU, PAGEABLE, PIN, SHARING, SYNTHETIC, TORCH, JobSettings
+from tests.benchmarks.gpu.training import CLASSES, synthetic_batch
 from tests.benchmarks.loaders.consume import forever
 from tests.benchmarks.loaders.job_torch import dataset
 
@@ -21,6 +23,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 Finish = Callable[[Batch], Batch]
 """Makes a batch of a loader ready for the model: on the device, normalised, in the order of the model's weights."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+ARRAY_SHAPE = (3, 512, 512)
 EPOCHS = 1000
 """Epochs over the photographs that are one epoch to PyTorch's loader, which empties its queue at the end of each. No
 window is as long."""
@@ -50,7 +53,7 @@ def opened(mode: str, settings: JobSettings, jobs: int) -> Iterator[tuple[Iterat
         else:
             loader = stack.enter_context(coprep_loader(mode, settings))
             device = torch.device(settings.device)
-            yield forever(loader), as_it_is if mode == DEVICE else normalizer(device)
+            yield forever(loader), as_it_is if mode in ON_GPU else normalizer(device)
 
 
 def coprep_loader(mode: str, settings: JobSettings, drop_last: bool = True) -> Any:
@@ -59,6 +62,17 @@ def coprep_loader(mode: str, settings: JobSettings, drop_last: bool = True) -> A
     Raises:
         NotAvailable: this build has no such loader.
     """
+    uploads: Literal["own", "shared"] = "shared" if mode in SHARING else "own"
+    if mode in OF_ARRAYS:
+        return coprep.DataLoader(
+            Arrays(),
+            batch_size=settings.batch_size,
+            shuffle=True,
+            drop_last=drop_last,
+            name=mode,
+            device=settings.device,
+            uploads=uploads,
+        )
     pipeline = coprep.ImageFolder(settings.data).decode().random_resized_crop(224).random_horizontal_flip()
     load: Any = partial(
         coprep.DataLoader, batch_size=settings.batch_size, shuffle=True, drop_last=drop_last, cache="decoded", name=mode
@@ -70,7 +84,21 @@ def coprep_loader(mode: str, settings: JobSettings, drop_last: bool = True) -> A
     if "device" not in inspect.signature(coprep.DataLoader.__init__).parameters:
         raise NotAvailable("not available: the DataLoader of this build of coprep has no device=")
     normalized = pipeline.normalize(MEAN, STD)
-    return load(normalized, device=settings.device, dtype=torch.bfloat16, memory_format=torch.channels_last)
+    form = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    return load(normalized, device=settings.device, uploads=uploads, **form)
+
+
+class Arrays:
+    """A dataset whose samples cost nothing but their bytes, of which there are many."""
+
+    def __init__(self) -> None:
+        self.arrays = np.random.default_rng(0).standard_normal((16, *ARRAY_SHAPE), np.float32)
+
+    def __len__(self) -> int:
+        return 1024
+
+    def __getitem__(self, number: int) -> tuple[npt.NDArray[np.float32], int]:
+        return self.arrays[number % len(self.arrays)], number % CLASSES
 
 
 def torch_loader(settings: JobSettings, jobs: int) -> torch.utils.data.DataLoader[Any]:

@@ -6,14 +6,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-SYNTHETIC, DEVICE, PIN, PAGEABLE, TORCH = "synthetic", "coprep-device", "coprep-pin", "coprep-pageable", "torch"
+SYNTHETIC, DEVICE, SHARED = "synthetic", "coprep-device", "coprep-shared"
+PIN, PAGEABLE, TORCH = "coprep-pin", "coprep-pageable", "torch"
+ARRAYS_OWN, ARRAYS_SHARED = "arrays-own", "arrays-shared"
 MODES = {
     SYNTHETIC: "one batch that stays on the GPU: the limit of every loader",
     DEVICE: 'coprep with `device="cuda"`',
+    SHARED: 'the same with `uploads="shared"`',
     PIN: "coprep with `pin_memory=True`, then `.to(non_blocking=True)` and normalisation on the GPU",
     PAGEABLE: "the same without `pin_memory`",
     TORCH: "PyTorch's `DataLoader` with `pin_memory=True`, then the same; its workers are split over the jobs",
+    ARRAYS_OWN: 'coprep with `device="cuda"`: a Python dataset of float32 arrays, 3x512x512',
+    ARRAYS_SHARED: 'the same with `uploads="shared"`',
 }
+OF_ARRAYS = (ARRAYS_OWN, ARRAYS_SHARED)
+"""Modes that are measured only if they are asked for: they want another model."""
+ON_GPU = (DEVICE, SHARED, *OF_ARRAYS)
+"""Modes whose batches come on the GPU."""
+SHARING = (SHARED, ARRAYS_SHARED)
 JOBS = (1, 4, 8)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tests.benchmarks.gpu.plan import DEVICE, PIN, SYNTHETIC, Case
+from tests.benchmarks.gpu.plan import ARRAYS_OWN, ARRAYS_SHARED, DEVICE, PIN, SHARING, SYNTHETIC, Case
 from tests.benchmarks.loaders.measure import median_or_none
 from tests.benchmarks.loaders.records import Bar, Spread, quantile
 
@@ -30,6 +30,8 @@ class Row:
     cpu_s: float = 0.0
     """CPU seconds of the jobs, the coordinator and all workers in the window."""
     images: int = 0
+    uploads_per_batch: float | None = None
+    """Copies to the GPU in the window, by jobs and for several of them, over the batches of all jobs."""
     others_cores: float = 0.0
 
     @property
@@ -68,6 +70,7 @@ class Record:
     next_us_p99: float | None = None
     finish_us_p50: float | None = None
     cpu_s_per_1000: float | None = None
+    uploads_per_batch: float | None = None
     used_mib: float | None = None
     """Memory of the GPU that all processes use, those of jobs that wait included."""
     allocated_mib: float | None = None
@@ -92,6 +95,7 @@ class Record:
             next_us_p99=quantile(next_us, 0.99),
             finish_us_p50=quantile([value for row in measured for value in row.pooled("finish_us")], 0.5),
             cpu_s_per_1000=median_or_none([row.cpu_s_per_1000 for row in measured]),
+            uploads_per_batch=median_or_none([row.uploads_per_batch for row in measured]),
             used_mib=max((each["used"] for each in memory if each), default=None),
             allocated_mib=max((each["allocated"] for each in memory if each), default=None),
             others_cores=statistics.median(row.others_cores for row in measured),
@@ -154,7 +158,13 @@ def ratio(one: float | None, other: float | None) -> float | None:
 
 def bars(records: Records, jobs: Sequence[int]) -> list[Bar]:
     """Returns the targets of the design, for these numbers of jobs."""
-    return [*upload_bars(records), *kernel_bars(records), *training_bars(records, jobs), *cost_bars(records, jobs)]
+    return [
+        *upload_bars(records),
+        *kernel_bars(records),
+        *training_bars(records, jobs),
+        *cost_bars(records, jobs),
+        *sharing_bars(records, jobs),
+    ]
 
 
 def upload_bars(records: Records) -> list[Bar]:
@@ -187,6 +197,21 @@ def training_bars(records: Records, jobs: Sequence[int]) -> list[Bar]:
             Bar(f"G4: steps/s of {count} job{plural}, over coprep-pin", 1, True, over_pin, digits=3),
             Bar(f"G4: upload p99 beside {count} job{plural}", 2, False, upload_p99_ms(records, count), "ms"),
         ]
+    return found
+
+
+def sharing_bars(records: Records, jobs: Sequence[int]) -> list[Bar]:
+    """Returns what shared uploads are to reach, if they were measured. One job shares with nobody."""
+    found = []
+    for count in (count for count in jobs if count > 1):
+        for mode in (mode for mode in SHARING if Case(mode, count) in records.by_case):
+            copies = records.figure(mode, count, lambda record: record.uploads_per_batch)
+            found.append(
+                Bar(f"G2: copies for each batch of {count} jobs, {mode}", 1.05 / count, False, copies, digits=3)
+            )
+    if 8 in jobs and Case(ARRAYS_SHARED, 8) in records.by_case:
+        gain = ratio(records.rate(ARRAYS_SHARED, 8), records.rate(ARRAYS_OWN, 8))
+        found.append(Bar("G9: steps/s of 8 jobs with arrays, shared over own uploads", 1.5, True, gain))
     return found
 
 

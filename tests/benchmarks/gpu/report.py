@@ -78,6 +78,7 @@ def costs_table(records: Records) -> Table:
         "until ready for the model us p50",
         "CPU s per 1,000 images",
         "of batches alone",
+        "copies to the GPU per batch",
         "GPU memory in use MiB",
         "PyTorch's share of one job MiB",
     ]
@@ -90,6 +91,7 @@ def costs_table(records: Records) -> Table:
             number(record.finish_us_p50, 0),
             number(record.cpu_s_per_1000, 3),
             number(records.data_cpu_s_per_1000(record.case), 3),
+            number(record.uploads_per_batch, 3),
             number(record.used_mib, 0),
             number(record.allocated_mib, 0),
         ]
@@ -156,7 +158,7 @@ def sections(report: dict[str, Any]) -> list[Section]:
     records = Records.of(report)
     found = []
     if records.by_case:
-        found.append(Section("Training", [rates_table(records), costs_table(records), modes_table()]))
+        found.append(Section("Training", [rates_table(records), costs_table(records), modes_table(records)]))
     if error := records.native.get("error"):
         found.append(Section("The parts by themselves", [(["measure_gpu"], [[error]])]))
     elif native := records.native:
@@ -168,8 +170,9 @@ def sections(report: dict[str, Any]) -> list[Section]:
     return [*found, Section("Bars", [bars_table(bars(records, jobs))])]
 
 
-def modes_table() -> Table:
-    return ["mode", "batches"], [[mode, about] for mode, about in MODES.items()]
+def modes_table(records: Records) -> Table:
+    measured = {case.mode for case in records.by_case}
+    return ["mode", "batches"], [[mode, about] for mode, about in MODES.items() if mode in measured]
 
 
 def page(report: dict[str, Any]) -> TablesPage:

@@ -6,6 +6,7 @@ import json
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,29 @@ import photos
 import pytest
 
 from tests.benchmarks.gpu import native, report
-from tests.benchmarks.gpu.__main__ import NO_DEVICE_CODE, parse
+from tests.benchmarks.gpu.__main__ import NO_DEVICE_CODE, USUAL, parse
 from tests.benchmarks.gpu.cores import usable_cores
 from tests.benchmarks.gpu.photographs import linked
-from tests.benchmarks.gpu.plan import DEVICE, MODES, PIN, SYNTHETIC, Case, in_order
+from tests.benchmarks.gpu.plan import (
+    ARRAYS_OWN,
+    ARRAYS_SHARED,
+    DEVICE,
+    MODES,
+    ON_GPU,
+    PIN,
+    SHARED,
+    SYNTHETIC,
+    Case,
+    JobSettings,
+    in_order,
+)
 from tests.benchmarks.gpu.records import Record, Records, Row, bars
 from tests.benchmarks.gpu.window import Recorder
 from tests.benchmarks.loaders.machine import cores
 from tests.benchmarks.loaders.measure import Dataset
 
 ROOT = Path(__file__).parents[3]
+WITHOUT_GPU = tuple(mode for mode in USUAL if mode not in ON_GPU)
 
 
 def job(rate: float | None, next_us: list[float], wait_share: float = 0.1) -> dict[str, Any]:
@@ -102,6 +116,28 @@ def test_training_is_compared_with_the_limit_and_with_pinned_memory() -> None:
     assert by_name["G5: next() of 1 job, p50"].met is False
     # Training alone costs 1 s of the processors, so batches cost 0.5 s and 1 s.
     assert by_name["G5: CPU of batches of 1 job, over coprep-pin"].cells()[2:] == ["0.50 x", "met"]
+
+
+def test_shared_uploads_are_counted_for_each_batch_and_compared_with_own_ones() -> None:
+    counted = [
+        replace(row(mode, [5.0] * 8), uploads_per_batch=copies) for mode, copies in [(SHARED, 0.126), (DEVICE, 1.0)]
+    ]
+    rows = [*counted, row(ARRAYS_OWN, [2.0] * 8), row(ARRAYS_SHARED, [2.8] * 8)]
+    by_name = {bar.what: bar for bar in bars(records_of(*rows), [1, 8])}
+    assert by_name["G2: copies for each batch of 8 jobs, coprep-shared"].cells()[2:] == ["0.126 x", "met"]
+    assert by_name["G2: copies for each batch of 8 jobs, arrays-shared"].met is None
+    assert by_name["G9: steps/s of 8 jobs with arrays, shared over own uploads"].cells()[2:] == ["1.40 x", "NOT MET"]
+    assert not any("G2" in bar.what for bar in bars(records_of(counted[1]), [8]))
+
+
+def test_arrays_come_in_batches_of_floats(socket_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tests.benchmarks.gpu.modes import coprep_loader
+
+    settings = JobSettings("cpu", "one-layer", "", batch_size=4, workers=1, warm_s=0)
+    with coprep_loader(ARRAYS_SHARED, settings) as loader:
+        arrays, labels = next(iter(loader))
+    assert arrays.shape == (4, 3, 512, 512) and str(arrays.dtype) == "torch.float32" and len(labels) == 4
 
 
 def parts(us: list[float], gb_per_s: list[float], bits: int = 0, is_fake: bool = False) -> dict[str, Any]:
@@ -206,10 +242,10 @@ def test_a_program_that_fails_says_why(tmp_path: Path) -> None:
     assert native.measured(program) == {"error": "measure_gpu: no driver"}
 
 
-def test_a_dry_run_leaves_out_the_mode_that_needs_a_gpu() -> None:
+def test_a_dry_run_leaves_out_the_modes_that_need_a_gpu() -> None:
     common = ["--data", "x", "--out", "y"]
-    assert parse(common).modes == tuple(MODES)
-    assert parse([*common, "--device", "cpu"]).modes == tuple(mode for mode in MODES if mode != DEVICE)
+    assert parse(common).modes == USUAL
+    assert parse([*common, "--device", "cpu"]).modes == WITHOUT_GPU
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -231,7 +267,7 @@ def test_all_of_it_runs_without_a_gpu_and_makes_no_page_of_that(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     written = json.loads(out.read_text())
-    assert [each["mode"] for each in written["rows"]] == [mode for mode in MODES if mode != DEVICE]
+    assert tuple(each["mode"] for each in written["rows"]) == WITHOUT_GPU
     for each in written["rows"]:
         assert each["error"] is None and len(each["by_job"]) == 2
         assert each["images"] > 0 and each["cpu_s"] > 0

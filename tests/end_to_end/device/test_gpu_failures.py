@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from coordinators import coordinator_pid
-from gpu_jobs import Driver, fake_only
+from gpu_jobs import Driver, calls, fake_only
 from jobs import Job
 from waiting import kill
 
@@ -100,6 +100,18 @@ def test_whichever_call_fails_samples_come_once_or_there_is_an_error(
 
 
 @fake_only
+def test_at_whichever_call_it_fails_samples_come_once_or_there_is_an_error(
+    folder: Path, socket_path: Path, tmp_path: Path
+) -> None:
+    for call in calls(range(10, 200, 32)):
+        driver = Driver(tmp_path / f"driver{call}", f"fail=:999@{call}")
+        (report,) = reports(driver.job(EPOCHS, folder, 1, "wait"))
+        seen, raised = report["seen"], report["raised"]
+        assert len(set(seen)) == len(seen), call
+        assert sorted(seen) == list(range(200)) or raised, (call, report)
+
+
+@fake_only
 @pytest.mark.parametrize("function", ["cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuEventQuery"])
 def test_a_gpu_that_fails_for_good_is_one_error(folder: Path, socket_path: Path, tmp_path: Path, function: str) -> None:
     driver = Driver(tmp_path / "driver", f"sticky={function}:700@5")
@@ -142,7 +154,7 @@ def test_without_the_kernels_pytorch_normalises(folder: Path, socket_path: Path,
 def test_a_job_that_dies_in_any_call_harms_nobody(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     # Its neighbour shares the stream, and its successors share it again.
     neighbour = Driver(tmp_path / "driver").job(EPOCHS, folder, 3, "wait")
-    for call in range(10, 170, 20):
+    for call in calls(range(10, 170, 20)):
         dying = Driver(tmp_path / f"driver{call}", f"die=@{call}").job(EPOCHS, folder, 1, "run")
         code, error = dying.ended()
         assert code == 66, error

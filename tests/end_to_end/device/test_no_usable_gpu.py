@@ -68,6 +68,26 @@ def test_devices_that_are_none(folder: Path, socket_path: Path, tmp_path: Path, 
     assert Driver(tmp_path / "driver").job(MAKE, folder, "", device).result().startswith(error)
 
 
+WITHOUT = """
+import sys
+import coprep
+from coordinators import threads
+
+data = coprep.ImageFolder(sys.argv[1]).decode().resize((8, 8)).normalize((0, 0, 0), (1, 1, 1))
+with coprep.DataLoader(data, batch_size=50) as loader:
+    assert len(list(loader)) == 4
+    assert "coprep-upload" not in threads() and coprep.status()["gpus"] == []
+    print(loader.stats()["uploads"])
+"""
+
+
+@fake_only
+def test_a_loader_without_device_makes_no_call_of_the_driver(folder: Path, socket_path: Path, tmp_path: Path) -> None:
+    driver = Driver(tmp_path / "driver")
+    assert driver.job(WITHOUT, folder).result() == "0"
+    assert not driver.trace.exists()
+
+
 ARGUMENTS = """
 import sys
 import gpu_seam

@@ -13,11 +13,18 @@ use crate::settings::settings;
 /// Attributes of a GPU, by CUDA's numbers.
 mod attribute {
     pub(super) const COMPUTE_MODE: u32 = 20;
+    pub(super) const PCI_BUS: u32 = 33;
+    pub(super) const PCI_DEVICE: u32 = 34;
+    pub(super) const PCI_DOMAIN: u32 = 50;
     pub(super) const CAPABILITY_MAJOR: u32 = 75;
     pub(super) const CAPABILITY_MINOR: u32 = 76;
     pub(super) const SHARES_MEMORY: u32 = 103;
     pub(super) const PINS_READ_ONLY: u32 = 113;
 }
+
+/// The PCI bus of GPU 0, in a domain that no machine has. The others follow it: `00fa:40:00.0`, `00fa:41:00.0`.
+const FIRST_PCI_BUS: c_int = 0x40;
+const PCI_DOMAIN: c_int = 0xfa;
 
 /// The process that has initialised the driver, or 0. A process that was forked after that must not use it.
 static INITIALISED: AtomicU32 = AtomicU32::new(0);
@@ -94,6 +101,9 @@ functions! {
         check_device(device)?;
         give(value, match attribute {
             attribute::COMPUTE_MODE => settings().compute_mode,
+            attribute::PCI_DOMAIN => PCI_DOMAIN,
+            attribute::PCI_BUS => FIRST_PCI_BUS + device,
+            attribute::PCI_DEVICE => 0,
             attribute::CAPABILITY_MAJOR => 9,
             attribute::CAPABILITY_MINOR => 0,
             attribute::SHARES_MEMORY => c_int::from(settings().shares_memory),

@@ -33,7 +33,7 @@ pub(crate) struct UploadedBatch {
 
 impl UploadedBatch {
     /// Records the work that reads the buffer. The buffer is used again when it has ended.
-    pub(super) fn read_by(&mut self, work: PendingWork) {
+    pub(super) fn read_by(&mut self, work: Arc<PendingWork>) {
         self.buffer.read_by = Some(work);
     }
 }

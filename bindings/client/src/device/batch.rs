@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use coprep_device::{DeviceMemory, StreamWork};
+use coprep_device::{DeviceMemory, PendingWork, Stream, StreamWork};
 use coprep_protocol::gpu_batch::UploadedField;
-use coprep_protocol::spec::Dtype;
 
+use crate::device::array::DeviceArray;
 use crate::device::assembly::UploadedBatch;
+use crate::device::field::DeviceField;
 use crate::device::here::Here;
 use crate::device::messages::OpenDevice;
 use crate::error::{Error, Result, invalid};
@@ -23,26 +24,6 @@ pub struct DeviceBatch {
     ids: Vec<i64>,
     /// Tensors to allocate.
     fields: Vec<DeviceField>,
-}
-
-/// A tensor that [`DeviceBatch::write`] fills.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceField {
-    /// Name of the field: `image`, `label`, or a path of a part of user code's samples.
-    pub name: String,
-    /// Type of the elements.
-    pub dtype: Dtype,
-    /// Shape, samples first.
-    pub shape: Vec<usize>,
-    /// `true` if the tensor's second dimension is the innermost one in memory (`torch.channels_last`).
-    pub is_channels_last: bool,
-}
-
-impl DeviceField {
-    /// Returns the bytes of the tensor.
-    fn bytes(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.size()
-    }
 }
 
 impl DeviceBatch {
@@ -94,21 +75,50 @@ impl DeviceBatch {
             let (given, wanted) = (addresses.len(), self.fields.len());
             return Err(invalid(format!("{given} tensors for {wanted} fields")));
         }
+        let stream = raw::user_stream(&self.device.context, stream);
+        self.fill(addresses.iter().copied(), &stream).map(drop)
+    }
+
+    /// Returns the batch as arrays that own their memory, in the order of the stream's fields. The work that fills them
+    /// goes into a stream of the loader's own.
+    ///
+    /// # Errors
+    /// If the GPU's memory is short, or the GPU fails; or the batch was written before.
+    pub fn arrays(&mut self) -> Result<Vec<DeviceArray>> {
+        let context = &self.device.context;
+        // CUDA allocates no memory of no bytes.
+        let allocate = |field: &DeviceField| DeviceMemory::allocate(context, field.bytes().max(1));
+        let memory: coprep_device::Result<Vec<_>> = self.fields.iter().map(allocate).collect();
+        let memory = memory.map_err(Error::from_lower)?;
+        let device = self.device.clone();
+        let addresses = memory.iter().map(DeviceMemory::address);
+        let work = self.fill(addresses, device.array_stream()?)?;
+        let array =
+            |(field, memory)| DeviceArray::new(&device.context, field, memory, work.clone());
+        Ok(self.fields.iter().zip(memory).map(array).collect())
+    }
+
+    /// Puts the work that fills memory at these addresses into a stream.
+    fn fill(
+        &mut self,
+        addresses: impl Iterator<Item = u64>,
+        stream: &Stream,
+    ) -> Result<Arc<PendingWork>> {
         let Some(mut batch) = self.batch.take() else {
             return Err(invalid("the batch was written before"));
         };
-        let targets = addresses.iter().zip(&self.fields);
-        let targets = targets.map(|(&address, field)| raw::tensor(address, field.bytes()));
+        let targets = addresses.zip(&self.fields);
+        let targets = targets.map(|(address, field)| raw::tensor(address, field.bytes()));
         let targets: Vec<DeviceMemory> = targets.collect();
-        let user = raw::user_stream(&self.device.context, stream);
         let put = || {
-            let mut work = StreamWork::begin(&user)?;
-            batch.copy.precede(&user)?;
+            let mut work = StreamWork::begin(stream)?;
+            batch.copy.precede(stream)?;
             self.put(&mut work, &batch, &targets)?;
             work.submit()
         };
-        batch.read_by(put().map_err(Error::from_lower)?);
-        Ok(())
+        let work = Arc::new(put().map_err(Error::from_lower)?);
+        batch.read_by(work.clone());
+        Ok(work)
     }
 
     fn put(

@@ -21,7 +21,7 @@ pub(super) struct BufferPool {
 struct Buffer {
     memory: DeviceMemory,
     /// The user's work that reads the buffer.
-    read_by: Option<PendingWork>,
+    read_by: Option<Arc<PendingWork>>,
 }
 
 impl BufferPool {
@@ -70,7 +70,8 @@ impl BufferPool {
 
 impl Buffer {
     fn is_unread(&self) -> coprep_device::Result<bool> {
-        self.read_by.as_ref().map_or(Ok(true), PendingWork::is_done)
+        let work = self.read_by.as_ref();
+        work.map_or(Ok(true), |work| work.is_done())
     }
 }
 
@@ -78,7 +79,7 @@ impl Buffer {
 pub(super) struct BatchBuffer {
     memory: DeviceMemory,
     /// The work that reads it, once there is some.
-    pub(super) read_by: Option<PendingWork>,
+    pub(super) read_by: Option<Arc<PendingWork>>,
     pool: Arc<BufferPool>,
 }
 

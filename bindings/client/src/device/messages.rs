@@ -1,18 +1,19 @@
 //! Requests to the upload thread, and its answers.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
 
-use coprep_device::Context;
+use coprep_device::{Context, Stream};
 use coprep_protocol::gpu_batch::GpuBatchLayout;
 use coprep_shared_memory::handover::Item;
 
 use crate::attachment::Attachment;
 use crate::device::assembly::UploadedBatch;
 use crate::device::conversion::Conversion;
+use crate::device::here::Here;
 use crate::device::ring::{HeldPart, MappedRing, OfferedRing};
-use crate::error::Result;
+use crate::error::{Error, Result, invalid};
 
 /// The place for an answer of the upload thread.
 pub(super) type Answer<T> = Sender<Result<T>>;
@@ -59,6 +60,21 @@ pub(crate) struct OpenDevice {
     pub(super) why_unconverted: Option<Arc<str>>,
     /// Reason why the staging area is not pinned, and the processor copies everything first.
     pub(crate) why_bounced: Option<String>,
+    /// The stream that fills arrays, once there are any.
+    pub(super) array_stream: OnceLock<Here<Stream>>,
+}
+
+impl OpenDevice {
+    /// Returns the stream that fills arrays. There is none before the first array.
+    pub(super) fn array_stream(&self) -> Result<&Stream> {
+        if self.array_stream.get().is_none() {
+            let stream = Stream::create(&self.context).map_err(Error::from_lower)?;
+            // Another thread may have been first.
+            let _ = self.array_stream.set(Here::new(stream));
+        }
+        let stream = self.array_stream.get().and_then(Here::get);
+        stream.ok_or_else(|| invalid("a GPU cannot be used in a process that was forked later"))
+    }
 }
 
 /// Counts and a flag that the upload thread publishes at any time.

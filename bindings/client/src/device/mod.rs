@@ -17,6 +17,8 @@
 //! | `thread` | the upload thread: it makes all copies, and releases the items |
 //! | `uploader` | the other threads' end of the upload thread |
 //! | `batch` | a batch in a buffer, to be written to tensors of the user |
+//! | `field` | the form of such a tensor |
+//! | `array` | a field of a batch in memory of its own, for frameworks that take arrays over |
 //! | `here` | values that a forked child must not touch |
 //!
 //! # Who owns what
@@ -54,10 +56,12 @@
 //!
 //! [`Receiver::peek`]: coprep_shared_memory::handover::Receiver::peek
 
+mod array;
 mod assembly;
 mod batch;
 mod buffers;
 mod conversion;
+mod field;
 mod here;
 mod messages;
 mod options;
@@ -65,8 +69,10 @@ mod ring;
 mod thread;
 mod uploader;
 
+pub use array::DeviceArray;
 pub(crate) use assembly::UploadedBatch;
-pub use batch::{DeviceBatch, DeviceField};
+pub use batch::DeviceBatch;
+pub use field::DeviceField;
 pub use options::{DeviceOptions, ImageConversion, UserStream};
 pub(crate) use ring::{HeldPart, MappedRing, OfferedRing};
 pub(crate) use uploader::{AwaitedAnswer, OpenDevice, Uploader};

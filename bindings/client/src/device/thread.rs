@@ -1,9 +1,9 @@
 //! The upload thread.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use coprep_device::{
@@ -237,6 +237,7 @@ impl UploadThread {
             conversion: device.conversion.clone(),
             why_unconverted: device.why_unconverted.clone(),
             why_bounced: source.why_bounced().map(str::to_owned),
+            array_stream: OnceLock::new(),
         };
         self.area = Some(Area {
             attachment,

@@ -105,6 +105,8 @@ pub struct RingStatus {
     pub bytes: u64,
     /// Reason why the staging area is not pinned, and the uploader's processor copies everything first.
     pub why_bounced: Option<String>,
+    /// Number of the GPU's NUMA node, if the uploader runs on its processors alone.
+    pub node: Option<u32>,
 }
 
 /// The pool of threads that fetches and prepares samples of native pipelines, for all streams.

@@ -65,6 +65,7 @@ pub(in crate::stream) struct RingMemory {
     pub(in crate::stream) bytes: u64,
     pub(in crate::stream) uploader_pid: u32,
     pub(in crate::stream) why_bounced: Option<String>,
+    pub(in crate::stream) node: Option<u32>,
 }
 
 impl SharedRing {
@@ -96,6 +97,7 @@ impl SharedRing {
             buffers_free,
             bytes: self.memory.bytes,
             why_bounced: self.memory.why_bounced.clone(),
+            node: self.memory.node,
         }
     }
 }
