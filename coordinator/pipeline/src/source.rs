@@ -426,7 +426,7 @@ impl Dataset {
         mut read: impl FnMut(&mut Target) -> Result<(), coprep_storage::Error>,
     ) -> Result<(), Error> {
         read(into).map_err(error::of_storage)?;
-        let Some(shards) = &self.shards else {
+        let Places::Shards(shards) = &self.places else {
             return Ok(());
         };
         if shards.is_intact(id, into.as_ref()) {
@@ -451,18 +451,20 @@ impl Dataset {
     }
 }
 
-/// Samples that are neighbours in a tar shard, which one request brings together.
+/// Samples that are neighbours in an object, such as a tar shard, which one request brings together.
 impl Dataset {
-    /// Cuts the samples into blocks of neighbours. A block takes at most `most` bytes of its shard, or it is one sample.
-    /// Returns the end of each block, which is the first id of the next one, or `None` if samples do not lie in shards.
+    /// Cuts the samples into blocks of neighbours. A block takes at most `most` bytes of its object, or it is one sample.
+    /// Returns the end of each block, which is the first id of the next one, or `None` if each sample is an object.
     #[must_use]
     pub fn block_ends(&self, most: u64) -> Option<Arc<[u32]>> {
-        let shards = self.shards.as_ref()?;
+        if !self.has_parts() {
+            return None;
+        }
         let mut ends = Vec::new();
-        let mut first = shards.extent(0);
+        let mut first = self.extent(0);
         for id in 1..self.len() {
-            let extent = shards.extent(id);
-            let end = extent.at + shards.length(id);
+            let extent = self.extent(id);
+            let end = extent.at + u64::from(extent.len.unwrap_or(0));
             if extent.object != first.object || end - first.at > most {
                 ends.push(id);
                 first = extent;
@@ -500,8 +502,10 @@ impl Dataset {
     /// If `id` is not below [`Dataset::len`].
     #[must_use]
     pub fn is_intact(&self, id: u32, bytes: &[u8]) -> bool {
-        let shards = self.shards.as_ref();
-        shards.is_none_or(|shards| shards.is_intact(id, bytes))
+        match &self.places {
+            Places::Shards(shards) => shards.is_intact(id, bytes),
+            _ => true,
+        }
     }
 
     /// Returns where the bytes of a sample lie in the block that begins with sample `first`.

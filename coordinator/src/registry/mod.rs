@@ -627,7 +627,7 @@ fn blocks_of(request: &Attach, dataset: &Dataset) -> Result<Option<BlockReads>> 
 }
 
 fn no_window() -> crate::Error {
-    invalid("shuffle_window is for samples in tar shards, which can be read together")
+    invalid("shuffle_window is for samples that lie together in larger files, such as tar shards")
         .with_remedy("leave it out: all samples are drawn from then")
 }
 
@@ -647,7 +647,7 @@ fn check_use(request: &Attach) -> Result<()> {
                 .with_remedy("set shuffle=True, without a sampler, or leave it out"),
         );
     }
-    if request.shuffle_window > 0 && !matches!(request.pipeline.source, Source::TarShards(_)) {
+    if request.shuffle_window > 0 && matches!(request.pipeline.source, Source::UserCode(_)) {
         return Err(no_window());
     }
     if (request.draws.is_some() || request.is_told) && request.cache.reuse > 0 {

@@ -176,7 +176,7 @@ def test_a_window_that_means_nothing_is_an_error(
 
 
 def test_files_of_their_own_have_no_window(socket_path: Path, files: list[Path]) -> None:
-    with pytest.raises(ValueError, match="samples in tar shards"):
+    with pytest.raises(ValueError, match="lie together in larger files"):
         next(iter(loader(coprep.Files(files), shuffle=True, shuffle_window=8)))
     with pytest.raises(TypeError, match="sample by sample"):
         coprep.DataLoader(list(range(8)), shuffle=True, shuffle_window=8)

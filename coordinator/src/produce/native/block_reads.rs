@@ -1,4 +1,5 @@
-//! Samples that are read together: neighbours in a tar shard, of which one request brings many.
+//! Samples that are read together: neighbours in a tar shard, or in another large object, of which one request brings
+//! many.
 //!
 //! The samples of a dataset are cut into blocks ([`Dataset::block_ends`]). The first sample of a block that is needed
 //! brings all of it into memory, and threads that need others meanwhile wait for it. The blocks that were used last stay
@@ -33,7 +34,7 @@ const BEYOND_WINDOW: u32 = 4;
 
 impl BlockReads {
     /// Cuts a dataset into blocks, of which as many are in use at a time as hold `window` samples on average. Returns
-    /// `None` if its samples do not lie in shards.
+    /// `None` if each sample is an object.
     pub(crate) fn of(dataset: &Dataset, window: u32) -> Option<Self> {
         let ends = dataset.block_ends(BLOCK_BYTES)?;
         let of_one = f64::from(dataset.len()) / ends.len() as f64;
