@@ -10,15 +10,15 @@ rust_tests=("$@")
 # These tests take one processor each and do not mind a few seconds more, so that two run at a time. The others look at
 # the clock, or run several jobs of their own.
 side_by_side=(
-    tests/benchmarks/tests/test_{drop_in_benchmark,gpu_benchmark,tables_pages}.py
+    tests/benchmarks/tests/test_{drop_in_benchmark,gpu_benchmark,peers_benchmark,tables_pages}.py
     tests/conformance/test_{install,iterable,programs,structure,torch_behaviour,torch_expectations}.py
     tests/end_to_end/command_line/test_report_page.py
-    tests/end_to_end/datasets/test_{fingerprint,identity_in_use,modules,packing,paths,pipelines,reducing,spawned}.py
+    tests/end_to_end/datasets/test_{audio,fingerprint,identity_in_use,modules,packing,paths,pipelines,reducing,spawned}.py
     tests/end_to_end/datasets/test_user_{caching,code,samples}.py
     tests/end_to_end/device/test_{batches_on_gpu,dlpack_arrays,gpu_failures,no_usable_gpu,parts_and_sharing,shared_uploads,shared_upload_failures}.py
     tests/end_to_end/failures/test_{bad_input,errors_arrive,logging}.py
     tests/end_to_end/published/test_{constants,docs,facts,package,packaging}.py
-    tests/end_to_end/storage/test_{commands_on_stores,disk_cache,fault_run,object_stores,other_clouds,real_servers,secrets,storage_failures,tar_shards}.py
+    tests/end_to_end/storage/test_{arrays,commands_on_stores,disk_cache,fault_run,object_stores,other_clouds,real_servers,secrets,storage_failures,tar_shards}.py
     tests/end_to_end/sharing/test_{draws,epochs,order,own_samplers,shared_iterables,user_resuming,user_sharing}.py
 )
 

@@ -311,8 +311,8 @@ def shuffle_window(value: Any, is_native: bool) -> int:
         return 0
     if not is_native:
         raise TypeError(
-            "shuffle_window is for samples that lie together in larger files, such as tar shards: a Python dataset reads "
-            "sample by sample"
+            "shuffle_window is for samples that lie together in larger files, such as tar shards: a Python dataset "
+            "reads sample by sample"
         )
     return integer("shuffle_window", value, 1, 2**32 - 1)
 

@@ -200,7 +200,9 @@ def test_a_list_of_shards_in_json_names_them(
 ) -> None:
     names = [f"train-{i:03}.tar" for i in range(SHARDS)]
     sizes = [(shards / name).stat().st_size for name in names]
-    entries = [{"url": name, "nsamples": N // SHARDS, "filesize": size} for name, size in zip(names, sizes, strict=True)]
+    entries = [
+        {"url": name, "nsamples": N // SHARDS, "filesize": size} for name, size in zip(names, sizes, strict=True)
+    ]
     folders = {
         "local": str(shards),
         "s3": stored.removesuffix(f"/{BRACES}"),
