@@ -27,7 +27,7 @@ help: ## this list
 	@echo "  settings:       DATA=folder (demo, bench, bench-slow), SECONDS=n (bench, fuzz), ONLY=coprep,limit REPEAT=n JOBS=1,2 (bench),"
 	@echo "                  ONLY=order,forms,cost,watch,balance REPEAT=n QUICK=1 ARGS=\"--samples spin-10x\" (bench-slow),"
 	@echo "                  ONLY=detection,memory REPEAT=n QUICK=1 (drop-in),"
-	@echo "                  ONLY=at-once,latency,eight-jobs,half-cache,peers REPEAT=n QUICK=1 (bench-storage),"
+	@echo "                  ONLY=at-once,latency,eight-jobs,shards,half-cache,peers REPEAT=n QUICK=1 (bench-storage),"
 	@echo "                  REPEAT=n JOBS=1,8 SECONDS=n ARGS=\"--modes synthetic,coprep-device\" (bench-gpu),"
 	@echo "                  HISTORIES=n PARALLEL=n SEED=n ARGS=\"--only 'ranks: 2'\" (chaos)"
 

@@ -35,13 +35,15 @@ impl ReadSizes {
         small: 16 << 10,
     };
 
-    /// For shards in a store, of which `at_once` are read at the same time. Few shards are read by larger requests, since
-    /// nothing else hides the time of an answer.
+    /// For shards in a store, of which `at_once` are read at the same time. Requests are as large as memory for all of them
+    /// permits, since nothing else hides the time of an answer and stores charge for each.
     pub(crate) fn remote(at_once: usize) -> ReadSizes {
+        const ALL: u64 = 256 << 20;
+        let each = ALL / at_once.max(1) as u64;
         ReadSizes {
             first: 64 << 10,
             hop: 16 << 10,
-            through: if at_once <= 8 { 8 << 20 } else { 1 << 20 },
+            through: each.clamp(1 << 20, 8 << 20),
             small: 256 << 10,
         }
     }

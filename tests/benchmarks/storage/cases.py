@@ -1,8 +1,9 @@
-"""The cases: one stream without latency, one stream with latency, eight jobs with a cache, a cache of half the size."""
+"""The cases: one stream without and with latency, eight jobs with a cache, tar shards, a cache of half the size."""
 
 from __future__ import annotations
 
 import statistics
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from tests.benchmarks.storage.running import SKIP_S, Outcome, Plan, Store, run
 
 LATENCY_MS = 50
 JOBS = 8
+WINDOW = 1000
 EPOCHS = 4
 """Epochs with a cache of half the size."""
 
@@ -138,6 +140,35 @@ def eight_jobs_bars(got: Values) -> list[Bar]:
     ]
 
 
+def shards(setting: Setting) -> Values:
+    """Eight jobs with tar shards that nobody has opened before, and a cache that holds all samples."""
+    url, before = setting.store.shards(setting.photographs), setting.store.gets()
+    options: dict[str, Any] = {"cache": "encoded", "shuffle_window": WINDOW}
+    with tempfile.TemporaryDirectory(prefix="coprep-index-") as folder:
+        plan = Plan(url, JOBS, epochs=2, options=options, cache=str(2 * setting.photographs.bytes), index_folder=folder)
+        first, second = run(plan, setting.store).gets_by_epoch
+    samples = len(setting.photographs.files)
+    return {
+        "samples / GETs, 1st epoch": samples / max(first - before, 1),
+        "GETs / samples, 2nd epoch": (second - first) / samples,
+    }
+
+
+def shards_bars(got: Values) -> list[Bar]:
+    return [
+        Bar(
+            "8 jobs, tar shards: samples for each GET, 1st epoch", 40, True, got["samples / GETs, 1st epoch"], digits=1
+        ),
+        Bar(
+            "8 jobs, tar shards: GETs for each sample, 2nd epoch",
+            0.0001,
+            False,
+            got["GETs / samples, 2nd epoch"],
+            digits=3,
+        ),
+    ]
+
+
 def half_cache(setting: Setting) -> Values:
     """One job with a cache for half of the bytes."""
     size = setting.photographs.bytes
@@ -196,6 +227,13 @@ CASES = (
         eight_jobs,
         (("GETs / samples, 1st epoch", *SHARE), ("GETs / samples, 2nd epoch", *SHARE)),
         eight_jobs_bars,
+    ),
+    Case(
+        "shards",
+        f"{JOBS} jobs that draw from {WINDOW} samples of tar shards at a time; the index is made in the first epoch",
+        shards,
+        (("samples / GETs, 1st epoch", "", 1), ("GETs / samples, 2nd epoch", *SHARE)),
+        shards_bars,
     ),
     Case(
         "half-cache",

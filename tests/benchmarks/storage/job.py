@@ -17,7 +17,9 @@ from tests.benchmarks.loaders.measure import BATCH_SIZE
 
 def main() -> None:
     plan = json.loads(sys.argv[1])
-    pipeline = coprep.ImageFolder(plan["data"]).decode().random_resized_crop(224).random_horizontal_flip()
+    data = plan["data"]
+    source = coprep.WebDataset(data, label=None) if data.endswith(".tar") else coprep.ImageFolder(data)
+    pipeline = source.decode().random_resized_crop(224).random_horizontal_flip()
     options: dict[str, Any] = plan["options"]
     loader = coprep.DataLoader(pipeline, batch_size=BATCH_SIZE, shuffle=True, framework="numpy", **options)
     report(event="ready")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
+import tarfile
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.loaders.machine import CpuClock, cpu_seconds
-from tests.benchmarks.loaders.measure import ONE_THREAD
+from tests.benchmarks.loaders.measure import ONE_THREAD, Dataset
 from tests.benchmarks.slow_samples.running import DONE_TIMEOUT_S, READY_TIMEOUT_S, hear
 from tests.support.object_server import ObjectServer
 from tools.demo.children import Child, Children
 
-BUCKET = "photos"
+BUCKET, SHARDS_BUCKET = "photos", "shards"
+SHARDS = 16
 SKIP_S = 3.0
 """Seconds from the first request for a batch until the rate is steady."""
 
@@ -36,6 +40,17 @@ class Store:
     def url(self) -> str:
         return f"s3://{BUCKET}"
 
+    def shards(self, photographs: Dataset) -> str:
+        """Returns the URL of the same photographs in tar shards, which are written and put into the store."""
+        files = random.Random(0).sample(photographs.files, len(photographs.files))
+        with tempfile.TemporaryDirectory(prefix="coprep-shards-") as folder:
+            for shard in range(SHARDS):
+                with tarfile.open(Path(folder) / f"{shard:03}.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
+                    for number in range(shard, len(files), SHARDS):
+                        archive.add(files[number], f"{number:06}.jpg")
+            self.server.load(SHARDS_BUCKET, "", Path(folder))
+        return f"s3://{SHARDS_BUCKET}/{{000..{SHARDS - 1:03}}}.tar"
+
     def gets(self) -> int:
         return self.server.counts()["gets"]
 
@@ -51,6 +66,8 @@ class Plan:
     options: Mapping[str, Any] = field(default_factory=lambda: {"cache": "off"})
     cache: str = "0"
     """Size of the coordinator's cache."""
+    index_folder: str | None = None
+    """The user's cache folder for indexes of shards, or `None` for the usual one."""
     burn: float = 0.0
     """Share of one processor that another process uses meanwhile."""
 
@@ -110,6 +127,8 @@ def run(plan: Plan, store: Store | None = None) -> Outcome:
     with Children() as children:
         _burner(plan, children)
         env = {**ONE_THREAD, **(store.server.environment() if store else {})}
+        if plan.index_folder:
+            env["XDG_CACHE_HOME"] = plan.index_folder
         coordinator, variables = children.coordinator(cache=plan.cache, env=env)
         jobs = [
             children.module(f"job {number}", "tests.benchmarks.storage.job", plan.arguments(), {**env, **variables})
