@@ -31,6 +31,7 @@ mod open_files;
 mod probe;
 mod remote;
 mod stores;
+mod stragglers;
 mod target;
 mod throttle;
 mod traffic;

@@ -15,7 +15,8 @@ use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
 use futures_util::TryStreamExt;
 use futures_util::future::join_all;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
+use object_store::{GetOptions, GetRange, GetResult, ObjectStore, ObjectStoreExt};
+use tokio::time::timeout;
 
 use self::renewal::RenewableClient;
 
@@ -75,6 +76,15 @@ enum FailedTry {
     Store(FailedAnswer),
     /// The object cannot be read, or the read was given up.
     Final(Error),
+}
+
+/// Returns the options of a request for an object, or for a range of it, which must be the one that was listed.
+fn get_options(object: &ObjectRef, range: Option<Range<u64>>) -> GetOptions {
+    GetOptions {
+        if_match: object.etag.clone().filter(|etag| is_strong(etag)),
+        range: range.map(GetRange::Bounded),
+        ..GetOptions::default()
+    }
 }
 
 /// The tries of a request while a dataset is opened, for which a person waits.
@@ -410,11 +420,7 @@ impl RemoteStore {
         range: Option<Range<u64>>,
         target: &mut ReadTarget<'_>,
     ) -> Result<(), FailedTry> {
-        let options = GetOptions {
-            if_match: object.etag.clone().filter(|etag| is_strong(etag)),
-            range: range.map(GetRange::Bounded),
-            ..GetOptions::default()
-        };
+        let options = get_options(object, range);
         let failed = |e: object_store::Error| self.failed(object, interpret(&e));
         let client = self.client.get();
         let got = client.get_opts(path, options).await.map_err(failed)?;
@@ -429,8 +435,26 @@ impl RemoteStore {
         if !target.restart(length) {
             return Err(other_length());
         }
+        let range = got.range.clone();
         let mut body = got.into_stream();
-        while let Some(part) = body.try_next().await.map_err(failed)? {
+        let mut pause = self.traffic.stragglers.pause();
+        loop {
+            let next = match pause {
+                Some(pause) => timeout(pause, body.try_next()).await,
+                None => Ok(body.try_next().await),
+            };
+            let Ok(next) = next else {
+                // Only once, because a body may be slow for good reasons.
+                pause = None;
+                if self.traffic.stragglers.may_send_second() {
+                    let rest = range.start + target.filled()..range.end;
+                    body = self.rest_of(path, object, rest).await?.into_stream();
+                }
+                continue;
+            };
+            let Some(part) = next.map_err(failed)? else {
+                break;
+            };
             self.io.count_received(part.len() as u64);
             self.traffic.count_received(part.len() as u64);
             if !target.push(&part) {
@@ -444,6 +468,24 @@ impl RemoteStore {
             }));
         }
         Ok(())
+    }
+
+    /// Asks for a range of an object whose other bytes were read already.
+    async fn rest_of(
+        &self,
+        path: &Path,
+        object: &ObjectRef,
+        range: Range<u64>,
+    ) -> Result<GetResult, FailedTry> {
+        let options = get_options(object, Some(range.clone()));
+        let got = self.client.get().get_opts(path, options).await;
+        let got = got.map_err(|e| self.failed(object, interpret(&e)))?;
+        self.check(object, &got.meta).map_err(FailedTry::Final)?;
+        if got.range != range {
+            let error = self.changed(object, "has another length than in its listing");
+            return Err(FailedTry::Final(error));
+        }
+        Ok(got)
     }
 
     /// Checks that an object is the one that was listed.

@@ -3,14 +3,20 @@
 //! The counts are taken below the client of the store, so that its own retries and the pages of listings count too.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use async_trait::async_trait;
+use futures_util::future::{Either, select};
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
 };
 use object_store::{ClientOptions, Result};
+use tokio::time::timeout;
+
+use crate::stragglers::Stragglers;
 
 /// Numbers of requests to a store, for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +30,8 @@ pub struct StoreTraffic {
     /// Requests without an answer, and those whose answer made the client try again or give up: statuses of 5xx, 429,
     /// 408, 401 and 403.
     pub failed: u64,
+    /// Requests that were sent a second time, because the first one was not answered in the usual time.
+    pub second: u64,
     /// Bytes of objects that were received.
     pub received: u64,
 }
@@ -35,6 +43,7 @@ pub(crate) struct TrafficCounters {
     answered: AtomicU64,
     failed: AtomicU64,
     received: AtomicU64,
+    pub(crate) stragglers: Stragglers,
 }
 
 impl TrafficCounters {
@@ -48,6 +57,7 @@ impl TrafficCounters {
             requests: self.requests.load(Ordering::Relaxed),
             answered: self.answered.load(Ordering::Relaxed),
             failed: self.failed.load(Ordering::Relaxed),
+            second: self.stragglers.second_requests(),
             received: self.received.load(Ordering::Relaxed),
         }
     }
@@ -77,11 +87,52 @@ impl fmt::Debug for CountingService {
     }
 }
 
+impl CountingService {
+    /// Sends a request, and once more if it is a straggler. Returns the answer that comes first.
+    async fn first_answer(
+        &self,
+        request: HttpRequest,
+    ) -> std::result::Result<HttpResponse, HttpError> {
+        let stragglers = &self.counters.stragglers;
+        stragglers.count();
+        // A request that changes something must not be made twice.
+        let wait = stragglers
+            .wait()
+            .filter(|_| request.method() == Method::GET);
+        let Some(wait) = wait else {
+            return self.send(request).await;
+        };
+        let again = request.clone();
+        let mut first = pin!(self.send(request));
+        if let Ok(answer) = timeout(wait, &mut first).await {
+            return answer;
+        }
+        if !stragglers.may_send_second() {
+            return first.await;
+        }
+        match select(first, pin!(self.send(again))).await {
+            Either::Left((Ok(answer), _)) | Either::Right((Ok(answer), _)) => Ok(answer),
+            // One of them has failed, so the other one decides.
+            Either::Left((Err(_), second)) => second.await,
+            Either::Right((Err(_), first)) => first.await,
+        }
+    }
+
+    async fn send(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        self.counters.requests.fetch_add(1, Ordering::Relaxed);
+        let began = Instant::now();
+        let answer = self.client.execute(request).await;
+        if answer.is_ok() {
+            self.counters.stragglers.answered(began.elapsed());
+        }
+        answer
+    }
+}
+
 #[async_trait]
 impl HttpService for CountingService {
     async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
-        self.counters.requests.fetch_add(1, Ordering::Relaxed);
-        let answer = self.client.execute(request).await;
+        let answer = self.first_answer(request).await;
         let is_answered = u64::from(answer.is_ok());
         self.counters
             .answered

@@ -142,6 +142,47 @@ fn a_body_that_stalls_is_resumed() {
     );
 }
 
+/// Reads objects often enough that the usual time of an answer is known. Returns the number of requests for objects.
+fn read_often(server: &ObjectServer, table: &ObjectTable) -> u64 {
+    for _ in 0..10 {
+        check_all(table, 1000);
+    }
+    server.counts().gets
+}
+
+#[test]
+fn the_rest_of_a_body_that_stops_coming_is_asked_for_again() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 10, 1000);
+    let before = read_often(&server, &table);
+    server.set(Faults {
+        stall_every: before + 1,
+        ..Faults::default()
+    });
+    let mut read = Vec::new();
+    table.read(Extent::whole(3), &mut read).unwrap();
+    assert_eq!(read, bytes(3, 1000));
+    // A client without second requests waits for its longest silence, and asks as often.
+    assert_eq!(stores.traffic()[0].second, 1);
+    assert_eq!(server.counts().gets, before + 2);
+}
+
+#[test]
+fn few_requests_that_are_answered_late_are_sent_again() {
+    let (server, stores) = server(PATIENCE);
+    let table = table(&server, &stores, 10, 1000);
+    let before = read_often(&server, &table);
+    server.set(Faults {
+        latency: Duration::from_millis(500),
+        ..Faults::default()
+    });
+    for object in 0..5 {
+        table.read(Extent::whole(object), &mut Vec::new()).unwrap();
+    }
+    let second = stores.traffic()[0].second;
+    assert!((1..=before / 50 + 1).contains(&second), "{second}");
+}
+
 #[test]
 fn another_range_than_was_asked_for_is_never_taken_for_the_bytes() {
     let (server, stores) = server(PATIENCE);
