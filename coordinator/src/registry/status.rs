@@ -56,6 +56,7 @@ fn stores(registry: &Registry) -> Vec<StoreStatus> {
         store: traffic.store,
         requests: traffic.requests,
         failed_requests: traffic.failed,
+        second_requests: traffic.second,
         received_bytes: traffic.received,
     };
     registry.stores.traffic().into_iter().map(status).collect()

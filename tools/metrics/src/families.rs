@@ -505,6 +505,11 @@ fn stores(all: &[StoreStatus], outages: &[OutageStatus]) -> Vec<Family> {
             of(|s| s.failed_requests),
         ),
         family(
+            "coprep_storage_second_requests_total",
+            "Requests that were sent a second time, because the first one was not answered in the usual time.",
+            of(|s| s.second_requests),
+        ),
+        family(
             "coprep_storage_received_bytes_total",
             "Bytes of objects received.",
             of(|s| s.received_bytes),

@@ -42,6 +42,8 @@ pub struct StoreStatus {
     pub requests: u64,
     /// Requests without an answer, or with one that says that the store fails or refuses. Most are made again.
     pub failed_requests: u64,
+    /// Requests that were sent a second time, because the first one was not answered in the usual time.
+    pub second_requests: u64,
     /// Bytes of objects that were received.
     pub received_bytes: u64,
 }
