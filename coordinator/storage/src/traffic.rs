@@ -98,7 +98,7 @@ impl CountingService {
         // A request that changes something must not be made twice.
         let wait = stragglers
             .wait()
-            .filter(|_| request.method() == Method::GET);
+            .filter(|_| request.method().as_str() == "GET");
         let Some(wait) = wait else {
             return self.send(request).await;
         };
