@@ -14,12 +14,41 @@ done
 RUSTC_BOOTSTRAP=1 RUSTFLAGS=$flags CARGO_TARGET_DIR=$folder \
     cargo build --release --manifest-path tests/fuzz/Cargo.toml --target "$triple"
 
-for source in tests/fuzz/fuzz_targets/*.rs; do
-    name=$(basename "$source" .rs)
-    corpus=tests/fuzz/corpus/$name artifacts=tests/fuzz/artifacts/$name
+# Two at a time, so that a fuzzer's pauses are not a processor's.
+at_once=2
+run() {
+    local name=$1 corpus=tests/fuzz/corpus/$1 artifacts=tests/fuzz/artifacts/$1
     mkdir -p "$corpus" "$artifacts"
-    echo "== $name, $seconds s"
     "$folder/$triple/release/$name" "$corpus" -artifact_prefix="$artifacts/" \
-        -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -print_final_stats=1
+        -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -print_final_stats=1 >"$folder/$name.log" 2>&1 \
+        && touch "$folder/$name.passed"
+}
+
+names=()
+for source in tests/fuzz/fuzz_targets/*.rs; do
+    names+=("$(basename "$source" .rs)")
 done
+rm -f "$folder"/*.passed
+for name in "${names[@]}"; do
+    while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do
+        wait -n || true
+    done
+    run "$name" &
+done
+wait
+
+failed=()
+for name in "${names[@]}"; do
+    echo "== $name, $seconds s"
+    if [ -e "$folder/$name.passed" ]; then
+        grep '^stat::' "$folder/$name.log"
+    else
+        cat "$folder/$name.log"
+        failed+=("$name")
+    fi
+done
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "fuzz FAILED: ${failed[*]}"
+    exit 1
+fi
 echo "fuzz: no finding"
