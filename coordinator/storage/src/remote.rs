@@ -437,7 +437,7 @@ impl RemoteStore {
         }
         let range = got.range.clone();
         let mut body = got.into_stream();
-        let mut pause = self.traffic.stragglers.pause();
+        let mut pause = self.traffic.stragglers.wait();
         loop {
             let next = match pause {
                 Some(pause) => timeout(pause, body.try_next()).await,

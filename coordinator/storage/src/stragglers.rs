@@ -17,10 +17,9 @@ const ANSWERS: usize = 256;
 const RENEWED_AFTER: usize = 32;
 /// The time that 99 of 100 answers take counts this many times.
 const TIMES: u32 = 2;
-/// Shortest wait. Less is lost and won by the moods of any network.
-const SHORTEST_WAIT: Duration = Duration::from_millis(200);
-/// Shortest time without a byte of a body.
-const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+/// Shortest wait, for an answer and for more bytes of a body. Samples are read further ahead than this, so less need not
+/// be won.
+const SHORTEST_WAIT: Duration = Duration::from_secs(1);
 
 /// What is known about the times of a store's answers.
 #[derive(Debug, Default)]
@@ -60,15 +59,11 @@ impl Stragglers {
         }
     }
 
-    /// Returns the time after which a request may be sent again, or `None` if it may not.
+    /// Returns the time after which a request may be sent again that is not answered, or whose body stops coming. `None` if
+    /// it may not.
     pub(crate) fn wait(&self) -> Option<Duration> {
         let wait = self.wait_us.load(Ordering::Relaxed);
         (wait > 0).then(|| Duration::from_micros(wait).max(SHORTEST_WAIT))
-    }
-
-    /// Returns the time without a byte after which the rest of a body may be asked for again, or `None` if it may not.
-    pub(crate) fn pause(&self) -> Option<Duration> {
-        self.wait().map(|wait| wait.max(SHORTEST_PAUSE))
     }
 
     /// Returns `true` if one more second request may be sent, and counts it.
@@ -129,17 +124,15 @@ mod tests {
 
     #[test]
     fn a_request_is_sent_again_after_twice_the_time_that_most_take() {
-        let hundred = seen((0..256).map(|i| if i % 200 == 0 { 9000 } else { 150 }));
-        assert_eq!(hundred.wait(), Some(Duration::from_millis(300)));
-        assert_eq!(hundred.pause(), Some(SHORTEST_PAUSE));
+        let some_late = seen((0..256).map(|i| if i % 200 == 0 { 90_000 } else { 1500 }));
+        assert_eq!(some_late.wait(), Some(Duration::from_secs(3)));
         assert_eq!(seen([1; 64]).wait(), Some(SHORTEST_WAIT));
-        assert_eq!(seen([700; 64]).pause(), Some(Duration::from_millis(1400)));
     }
 
     #[test]
     fn times_of_long_ago_do_not_count() {
-        let times = (0..256).map(|_| 5000).chain((0..256).map(|_| 150));
-        assert_eq!(seen(times).wait(), Some(Duration::from_millis(300)));
+        let times = (0..256).map(|_| 5000).chain((0..256).map(|_| 1500));
+        assert_eq!(seen(times).wait(), Some(Duration::from_secs(3)));
     }
 
     #[test]
