@@ -17,7 +17,7 @@ from tests.benchmarks.storage.report import Results
 from tests.benchmarks.storage.running import Outcome, Window
 
 DATA = Dataset(Path("photos"), [Path(f"{i}.jpg") for i in range(100)], 100 * 48_000)
-AT_ONCE, LATENCY, EIGHT_JOBS, HALF_CACHE = CASES
+AT_ONCE, LATENCY, EIGHT_JOBS, SHARDS, HALF_CACHE = CASES
 
 
 def outcome(*arrivals: tuple[float, int]) -> Outcome:
@@ -47,6 +47,8 @@ def test_each_bar_can_be_met_and_missed() -> None:
     first, second = "GETs / samples, 1st epoch", "GETs / samples, 2nd epoch"
     assert verdicts(EIGHT_JOBS, {first: 1.02, second: 0}) == [True, True]
     assert verdicts(EIGHT_JOBS, {first: 1.03, second: 0.01}) == [False, False]
+    assert verdicts(SHARDS, {"samples / GETs, 1st epoch": 41, second: 0}) == [True, True]
+    assert verdicts(SHARDS, {"samples / GETs, 1st epoch": 39, second: 0.01}) == [False, False]
     assert verdicts(HALF_CACHE, {"bytes read / all, epoch 2": 0.505}) == [True, True]
     assert verdicts(HALF_CACHE, {"bytes read / all, epoch 2": 0.52}) == [True, False]
 
