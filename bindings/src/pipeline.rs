@@ -476,7 +476,7 @@ impl PyPipeline {
         }))
     }
 
-    /// Whether samples are images, which have types and memory formats of their own.
+    /// `true` if samples are images, which have types and memory formats of their own.
     #[getter]
     fn _is_of_images(&self) -> bool {
         let is_other = matches!(

@@ -126,7 +126,7 @@ class Pipeline:
 
     @property
     def _is_of_images(self) -> bool:
-        """Whether samples are images, which have types and memory formats of their own."""
+        """``True`` if samples are images, which have types and memory formats of their own."""
 
     def resize(self, size: Size, *, interpolation: Interpolation = "bilinear") -> Pipeline:
         """Resizes with antialiasing. Deterministic, like ``torchvision.transforms.Resize``.

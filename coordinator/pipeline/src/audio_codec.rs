@@ -19,7 +19,7 @@ use crate::header;
 /// Highest sampling rate of a file, in Hz. No recorder goes beyond it, so a higher one is a damaged header.
 pub(crate) const MOST_RATE: u32 = 768_000;
 
-/// What the header of a file says.
+/// The facts in the header of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AudioHeader {
     /// Samples of each channel in a second.

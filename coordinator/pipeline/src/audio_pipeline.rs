@@ -1,6 +1,6 @@
 //! Preparation of audio: decoding, resampling, one crop, and a log-mel spectrogram.
 //!
-//! What the crop does not need is neither decoded nor resampled. A sample that is prepared from its file is the same, bit
+//! Parts that the crop does not need are neither decoded nor resampled. A sample that is prepared from its file is the same, bit
 //! for bit, as one that is prepared from its decoded form, which is the resampled waveform.
 
 use std::ops::Range;

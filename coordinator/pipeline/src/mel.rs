@@ -9,7 +9,7 @@ use coprep_protocol::spec::LogMel;
 use realfft::num_complex::Complex;
 use realfft::{RealFftPlanner, RealToComplex};
 
-/// What a log-mel spectrogram needs, computed once and shared by all threads.
+/// The tables of a log-mel spectrogram, computed once and shared by all threads.
 pub(crate) struct MelTransform {
     shape: LogMel,
     /// Window, padded to the length of the transform.

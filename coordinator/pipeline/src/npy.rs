@@ -9,7 +9,7 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 /// Longest header that is read. NumPy writes 128 bytes; only structured types, which are refused, need many more.
 pub(crate) const MOST_HEADER: usize = 4096;
 
-/// What a header says.
+/// The facts in a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NpyHeader {
     pub(crate) dtype: Dtype,

@@ -1,4 +1,4 @@
-//! What goes into a pipeline's run besides a file, and what comes out besides a sample.
+//! The key and the scratch memory of a pipeline's run, and the times that it reports.
 
 use coprep_costs::MeasuredTimes;
 

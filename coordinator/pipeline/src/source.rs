@@ -37,7 +37,7 @@ const DECODED_AUDIO: [&str; 2] = [".flac", ".wav"];
 
 /// The files of a folder that are samples.
 struct FolderKind {
-    /// What a sample is, for people.
+    /// The name of a kind of samples, for people.
     sample: &'static str,
     /// Name of a folder of such samples, for people.
     folder: &'static str,

@@ -4,7 +4,7 @@
 //! order that depends on the seed and the epoch. A sample is drawn at random from the *window*: the first blocks that
 //! have samples which are still needed. So a bounded number of blocks is in use at a time, and each is read once.
 //!
-//! What is drawn is a function of the seed, the epoch, the position in it and the samples that are needed, as it is
+//! The draw is a function of the seed, the epoch, the position in it and the samples that are needed, as it is
 //! without windows ([`draw`](crate::draw)). It does not depend on how the sequence was cut into minibatches.
 
 use std::collections::BTreeMap;

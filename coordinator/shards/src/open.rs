@@ -211,7 +211,7 @@ pub struct IndexSummary {
     pub origins: IndexOrigins,
 }
 
-/// Which images get a checksum when an index is made.
+/// The images that get a checksum when an index is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksums {
     /// Those of shards that are read through anyway, because their samples are small.

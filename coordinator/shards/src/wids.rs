@@ -16,11 +16,11 @@ const ENDING: &str = ".json";
 /// The shards of a dataset, and what a list says about each.
 pub(crate) struct ListedShards {
     pub(crate) names: Vec<String>,
-    /// What the list says, for each shard. Empty if there is no list.
+    /// The claims of the list, for each shard. Empty if there is no list.
     claims: Vec<Claims>,
 }
 
-/// What a list says about a shard.
+/// The claims of a list about a shard.
 struct Claims {
     samples: Option<u64>,
     bytes: Option<u64>,

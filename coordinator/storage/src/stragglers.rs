@@ -21,7 +21,7 @@ const TIMES: u32 = 2;
 /// be won.
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
 
-/// What is known about the times of a store's answers.
+/// The times of a store's answers, and the numbers of first and second requests.
 #[derive(Debug, Default)]
 pub(crate) struct Stragglers {
     /// The latest times, in microseconds.

@@ -6,7 +6,7 @@ pub(super) enum Labels {
     /// All labels are between 0 and 2^32 - 1, as numbers of classes are.
     Narrow(Vec<u32>),
     Wide(Vec<i64>),
-    /// So many labels, all 0.
+    /// This number of labels, all 0.
     Zeros(usize),
 }
 
