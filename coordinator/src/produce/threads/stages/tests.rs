@@ -1,0 +1,370 @@
+//! Which task a thread begins, and what becomes of reads that are shared or stuck.
+
+use std::time::Duration;
+
+use super::*;
+
+/// Memory takes samples with a capital letter, and refuses those with a digit. Nobody wants `u` and `v` any more.
+impl StageWork for char {
+    fn needs_fetch(&self) -> bool {
+        !self.is_ascii_uppercase() && !['u', 'v'].contains(self)
+    }
+
+    fn is_to_cache(&self) -> bool {
+        self.is_ascii_uppercase() || self.is_ascii_digit()
+    }
+}
+
+/// Returns a pool with samples of these names, in the order in which they are due.
+fn pool(cpus: u32, threads: u32, to_fetch: &str, to_prepare: &str) -> StageQueues<char> {
+    let now = Instant::now();
+    let mut stages = StageQueues::new(cpus, true, now);
+    stages.limit(cpus, threads);
+    for (i, name) in to_fetch.chars().enumerate() {
+        stages.submit(now, Deadline::at(i as f64), true, Some(SOURCE), name);
+    }
+    for (i, name) in to_prepare.chars().enumerate() {
+        stages.submit(now, Deadline::at(i as f64 + 0.5), false, None, name);
+    }
+    stages
+}
+
+const SOURCE: SourceFile = SourceFile {
+    source: 1,
+    sample: 0,
+};
+const OTHER: SourceFile = SourceFile {
+    source: 2,
+    sample: 0,
+};
+
+/// Lets a thread that does nothing yet begin a task. Returns the thread and the task.
+fn begin(stages: &mut StageQueues<char>, now: Instant) -> Option<(usize, String)> {
+    let free = stages.under_way.iter().position(Option::is_none);
+    let thread = free.unwrap_or(stages.under_way.len());
+    let task = match stages.next(now, thread)? {
+        ThreadTask::Fetch(name) => format!("f{name} "),
+        ThreadTask::Prepare(name, _) => format!("p{name} "),
+    };
+    Some((thread, task))
+}
+
+/// Returns the tasks that threads are given, one after the other.
+fn begun_at(stages: &mut StageQueues<char>, now: Instant) -> String {
+    std::iter::from_fn(|| Some(begin(stages, now)?.1)).collect()
+}
+
+fn begun(stages: &mut StageQueues<char>) -> String {
+    begun_at(stages, Instant::now())
+}
+
+/// Returns the thread that has been at a task for longest.
+fn first_at(stages: &StageQueues<char>, stage: Stage) -> usize {
+    let steps = stages.under_way.iter().enumerate();
+    let at_stage = steps.filter_map(|(thread, step)| Some((thread, step.as_ref()?)));
+    let mut threads = at_stage.filter(|(_, step)| step.stage == stage);
+    threads.next().expect("a task at this stage").0
+}
+
+fn fetched_by(stages: &mut StageQueues<char>, now: Instant, thread: usize, ready: Ready) {
+    stages.done(now, thread, CompletedTask::Fetched('.', ready));
+}
+
+fn ready(due: f64) -> Ready {
+    Ready {
+        due: Deadline::at(due),
+        bytes: 1,
+        ..Ready::default()
+    }
+}
+
+fn fetched(stages: &mut StageQueues<char>, name: char, due: f64) {
+    let thread = first_at(stages, Stage::Fetch);
+    let done = CompletedTask::Fetched(name, ready(due));
+    stages.done(Instant::now(), thread, done);
+}
+
+fn prepared(stages: &mut StageQueues<char>) {
+    let thread = first_at(stages, Stage::Prepare);
+    let done = CompletedTask::Prepared(Box::default());
+    stages.done(Instant::now(), thread, done);
+}
+
+#[test]
+fn without_more_threads_than_processors_what_is_due_first_is_begun_first() {
+    assert_eq!(begun(&mut pool(3, 3, "ab", "xy")), "fa px fb ");
+    assert_eq!(begun(&mut pool(1, 1, "", "x")), "px ");
+}
+
+#[test]
+fn whoever_fetched_a_sample_goes_on_with_it() {
+    let mut stages = pool(1, 1, "ab", "");
+    assert_eq!(begun(&mut stages), "fa ");
+    fetched(&mut stages, 'a', 0.0);
+    assert_eq!(begun(&mut stages), "pa ");
+}
+
+#[test]
+fn more_threads_fetch_and_never_prepare_more_than_there_are_processors() {
+    assert_eq!(begun(&mut pool(1, 4, "abcd", "xyz")), "px fa fb fc ");
+    assert_eq!(begun(&mut pool(2, 4, "", "xyz")), "px py ");
+}
+
+#[test]
+fn no_more_is_fetched_than_can_soon_be_prepared() {
+    let mut stages = pool(1, 2, "abcdefgh", "");
+    for name in "abc".chars() {
+        stages.submit(Instant::now(), Deadline::default(), false, None, name);
+    }
+    assert_eq!(begun(&mut stages), "pa fa ");
+    fetched(&mut stages, 'a', 9.0);
+    assert_eq!(begun(&mut stages), "", "three wait already");
+    prepared(&mut stages);
+    assert_eq!(begun(&mut stages), "pb fb ");
+}
+
+#[test]
+fn large_samples_are_fetched_fewer_at_a_time() {
+    let mut stages = pool(1, 8, "abcdefgh", "");
+    assert_eq!(begun(&mut stages), "fa fb fc fd fe ff fg fh ");
+    let large = || Ready {
+        bytes: MOST_HELD as u64 / 4,
+        ..Ready::default()
+    };
+    for name in "ijkl".chars() {
+        stages.submit(Instant::now(), Deadline::at(50.0), true, None, name);
+    }
+    for thread in 0..4 {
+        fetched_by(&mut stages, Instant::now(), thread, large());
+    }
+    // One is prepared, three wait, four are being read: that is more than the bound already.
+    assert_eq!(begun(&mut stages), "p. ");
+}
+
+#[test]
+fn a_processor_that_is_taken_away_is_given_up_when_it_is_free() {
+    let mut stages = pool(2, 2, "", "wxyz");
+    assert_eq!(begun(&mut stages), "pw px ");
+    stages.limit(1, 1);
+    prepared(&mut stages);
+    assert_eq!(begun(&mut stages), "");
+    prepared(&mut stages);
+    assert_eq!(begun(&mut stages), "py ");
+}
+
+#[test]
+fn threads_that_are_too_many_by_now_keep_nobody_from_preparing() {
+    for threads in [2, 3] {
+        let mut stages = pool(2, 8, "abcdefgh", "");
+        assert_eq!(begun(&mut stages), "fa fb fc fd fe ff fg fh ");
+        stages.limit(2, threads);
+        for name in "abc".chars() {
+            fetched(&mut stages, name, 0.0);
+        }
+        assert_eq!(begun(&mut stages), "pa pb ", "{threads} threads");
+    }
+}
+
+#[test]
+fn what_is_lacking_is_what_the_threads_wait_for() {
+    let second = Duration::from_secs(1);
+    let stalls_of = |mut stages: StageQueues<char>, starts: usize| {
+        for thread in 0..starts {
+            stages.next(stages.until, thread);
+        }
+        let before = stages.stall_clock();
+        stages.advance_clock(stages.until + second);
+        let shares = stages.stall_clock().since(&before, Duration::ZERO);
+        (shares.fetch >> 14, shares.prep >> 14)
+    };
+    // Compared in quarters.
+    assert_eq!(stalls_of(pool(2, 2, "", ""), 0), (0, 0));
+    assert_eq!(stalls_of(pool(2, 2, "", "xy"), 2), (0, 4));
+    assert_eq!(stalls_of(pool(2, 2, "a", "x"), 2), (2, 2));
+    assert_eq!(stalls_of(pool(2, 6, "abcd", "x"), 5), (4, 0));
+    assert_eq!(stalls_of(pool(2, 6, "abcd", "xyz"), 5), (0, 4));
+}
+
+/// Starts the threads that the pool wants after maintenance.
+fn maintain(stages: &mut StageQueues<char>, now: Instant, reads_in_prepare: bool) {
+    stages.maintain(now, |_| reads_in_prepare);
+    stages.set_started(stages.started.max(stages.wanted_threads()));
+}
+
+#[test]
+fn dead_storage_stops_its_own_samples_only() {
+    let mut stages = pool(2, 2, "abcdefgh", "");
+    let now = Instant::now();
+    assert_eq!(begun_at(&mut stages, now), "fa fb ");
+    for name in "xyz".chars() {
+        stages.submit(now, Deadline::at(99.0), true, Some(OTHER), name);
+    }
+    maintain(&mut stages, now + STUCK / 2, false);
+    assert_eq!(begun_at(&mut stages, now + STUCK / 2), "", "not yet");
+    let later = now + STUCK;
+    maintain(&mut stages, later, false);
+    assert_eq!(stages.now().apart, 2);
+    // Both threads are replaced, and a third one probes the source.
+    assert_eq!(stages.started, 5);
+    assert_eq!(begun_at(&mut stages, later), "fx fy fc ");
+    maintain(&mut stages, later, false);
+    assert_eq!((stages.started, stages.now().to_fetch), (5, 6));
+}
+
+#[test]
+fn a_source_that_answers_goes_on_and_no_sample_is_lost() {
+    let mut stages = pool(2, 2, "abcdefgh", "");
+    let mut now = Instant::now();
+    let mut seen = String::new();
+    for _ in 0..10 {
+        seen += &begun_at(&mut stages, now);
+        maintain(&mut stages, now + STUCK, false);
+        seen += &begun_at(&mut stages, now + STUCK);
+        now += STUCK * 3 / 2;
+        for thread in 0..stages.under_way.len() {
+            match &stages.under_way[thread] {
+                Some(step) if step.stage == Stage::Fetch => {
+                    fetched_by(&mut stages, now, thread, ready(0.0));
+                }
+                Some(_) => stages.done(now, thread, CompletedTask::Prepared(Box::default())),
+                None => {}
+            }
+        }
+    }
+    let mut reads: Vec<&str> = seen.split(' ').filter(|s| s.starts_with('f')).collect();
+    reads.sort_unstable();
+    assert_eq!(reads, ["fa", "fb", "fc", "fd", "fe", "ff", "fg", "fh"]);
+    assert_eq!(stages.sums.prepared, 8);
+    let now = stages.now();
+    assert_eq!((now.apart, now.fetching, now.preparing), (0, 0, 0));
+    assert_eq!((now.to_fetch, now.to_prepare), (0, 0));
+}
+
+#[test]
+fn a_sample_that_is_read_while_it_is_prepared_is_set_apart_and_one_that_is_decoded_is_not() {
+    for is_reading in [true, false] {
+        let now = Instant::now();
+        let mut stages = pool(1, 1, "", "");
+        stages.submit(now, Deadline::default(), false, Some(SOURCE), 'a');
+        stages.submit(now, Deadline::at(9.0), false, None, 'b');
+        assert_eq!(begun_at(&mut stages, now), "pa ");
+        maintain(&mut stages, now + STUCK, is_reading);
+        let next = if is_reading { "pb " } else { "" };
+        assert_eq!(begun_at(&mut stages, now + STUCK), next);
+    }
+}
+
+#[test]
+fn a_sample_that_a_slow_source_failed_to_give_is_read_again_apart() {
+    let now = Instant::now();
+    let mut stages = pool(1, 1, "a", "");
+    assert_eq!(begun_at(&mut stages, now), "fa ");
+    maintain(&mut stages, now + STUCK, false);
+    let failed = Ready {
+        is_unread: true,
+        ..Ready::default()
+    };
+    fetched_by(&mut stages, now + STUCK, 0, failed);
+    maintain(&mut stages, now + STUCK, false);
+    assert_eq!(begun_at(&mut stages, now + STUCK), "p. ");
+    let counts = stages.now();
+    assert_eq!((counts.apart, counts.preparing), (1, 0));
+}
+
+#[test]
+fn samples_of_a_slow_source_that_nobody_wants_are_ended() {
+    let now = Instant::now();
+    let mut stages = pool(1, 1, "auv", "");
+    assert_eq!(begun_at(&mut stages, now), "fa ");
+    stages.maintain(now + STUCK, |_| false);
+    assert_eq!(begun_at(&mut stages, now + STUCK), "fu ");
+    fetched_by(&mut stages, now + STUCK, 1, Ready::default());
+    assert_eq!(begun_at(&mut stages, now + STUCK), "p. ");
+}
+
+fn done_fetching(stages: &mut StageQueues<char>, thread: usize, name: char, due: f64) {
+    let done = CompletedTask::Fetched(name, ready(due));
+    stages.done(Instant::now(), thread, done);
+}
+
+fn done_preparing(stages: &mut StageQueues<char>, thread: usize) {
+    let done = CompletedTask::Prepared(Box::default());
+    stages.done(Instant::now(), thread, done);
+}
+
+#[test]
+fn a_file_that_memory_will_hold_is_read_by_one_task_and_the_others_prepare_it_from_memory() {
+    // Three tasks for the same file.
+    let mut stages = pool(2, 8, "ABC", "");
+    assert_eq!(begun(&mut stages), "fA ");
+    assert_eq!(stages.now().to_fetch, 2);
+    done_fetching(&mut stages, 0, 'A', 0.0);
+    assert_eq!(begun(&mut stages), "pA ");
+    done_preparing(&mut stages, 0);
+    assert_eq!(begun(&mut stages), "pB pC ");
+    assert_eq!(stages.now().to_fetch, 0);
+}
+
+#[test]
+fn a_file_that_memory_refused_is_read_by_the_next_task() {
+    let mut stages = pool(2, 8, "123", "");
+    for name in "123".chars() {
+        assert_eq!(begun(&mut stages), format!("f{name} "));
+        done_fetching(&mut stages, 0, name, 0.0);
+        assert_eq!(begun(&mut stages), format!("p{name} "));
+        done_preparing(&mut stages, 0);
+    }
+    assert_eq!(begun(&mut stages), "");
+}
+
+#[test]
+fn files_that_memory_will_not_hold_and_other_files_are_read_at_the_same_time() {
+    assert_eq!(begun(&mut pool(2, 8, "ab", "")), "fa fb ");
+    let mut stages = pool(2, 8, "A", "");
+    let (now, other) = (Instant::now(), Some(OTHER));
+    stages.submit(now, Deadline::at(9.0), true, other, 'B');
+    assert_eq!(begun(&mut stages), "fA fB ");
+}
+
+#[test]
+fn a_sample_is_prepared_as_early_as_the_first_task_that_waits_for_it_is_due() {
+    for joins_while_reading in [true, false] {
+        let mut stages = pool(1, 8, "", "x");
+        let now = Instant::now();
+        assert_eq!(begun(&mut stages), "px ");
+        stages.submit(now, Deadline::MAX, true, Some(SOURCE), 'A');
+        assert_eq!(begun(&mut stages), "fA ");
+        stages.submit(now, Deadline::at(5.0), false, None, 'y');
+        let join = |stages: &mut StageQueues<char>| {
+            stages.submit(now, Deadline::at(1.0), true, Some(SOURCE), 'B');
+            assert_eq!(begun(stages), "");
+        };
+        if joins_while_reading {
+            join(&mut stages);
+        }
+        let done = CompletedTask::Fetched(
+            'A',
+            Ready {
+                due: Deadline::MAX,
+                ..ready(0.0)
+            },
+        );
+        stages.done(now, 1, done);
+        if !joins_while_reading {
+            join(&mut stages);
+        }
+        done_preparing(&mut stages, 0);
+        assert_eq!(begun(&mut stages), "pA ");
+        done_preparing(&mut stages, 0);
+        assert_eq!(begun(&mut stages), "pB ");
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_read_that_is_stuck() {
+    let mut stages = pool(2, 2, "12", "");
+    let now = Instant::now();
+    assert_eq!(begun_at(&mut stages, now), "f1 ");
+    maintain(&mut stages, now + STUCK, false);
+    assert_eq!(begun_at(&mut stages, now + STUCK), "f2 ");
+}
