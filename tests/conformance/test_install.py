@@ -212,7 +212,9 @@ class Data(Dataset):
 def train(rank=0):
     loader = DataLoader(Data(), batch_size=8, shuffle=True, num_workers=1)
     seen = sorted(int(x) for batch in loader for x in batch)
-    print(type(loader).__module__.partition(".")[0], seen == list(range(24)), flush=True)
+    # One write, so that processes that print at once do not mix their lines, even where output is not buffered.
+    sys.stdout.write(f"{type(loader).__module__.partition('.')[0]} {seen == list(range(24))}\\n")
+    sys.stdout.flush()
 
 if __name__ == "__main__":
     print(__name__, __file__, sys.argv, sys.path[0], __spec__ and __spec__.name, sys.modules["__main__"].Data is Data)
