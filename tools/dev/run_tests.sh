@@ -17,7 +17,7 @@ side_by_side=(
     tests/end_to_end/datasets/test_user_{caching,code,samples}.py
     tests/end_to_end/device/test_{batches_on_gpu,dlpack_arrays,gpu_failures,no_usable_gpu,parts_and_sharing,shared_uploads,shared_upload_failures}.py
     tests/end_to_end/failures/test_{bad_input,errors_arrive,logging}.py
-    tests/end_to_end/published/test_{constants,docs,facts,package,packaging}.py
+    tests/end_to_end/published/test_{constants,docs,examples,facts,package,packaging}.py
     tests/end_to_end/storage/test_{arrays,commands_on_stores,disk_cache,fault_run,object_stores,other_clouds,real_servers,storage_failures,tar_shards}.py
     tests/end_to_end/sharing/test_{draws,epochs,order,own_samplers,shared_iterables,user_resuming,user_sharing}.py
 )
@@ -27,7 +27,7 @@ waiting=(
     tests/chaos/tests/test_chaos.py
     tests/end_to_end/command_line/test_{metrics,top}.py
     tests/end_to_end/datasets/test_{large_samples,slow_samples,user_starting}.py
-    tests/end_to_end/failures/test_{departures,opening,panics,ranks,waits}.py
+    tests/end_to_end/failures/test_{departures,opening,panics,ranks,user_bad_days,waits}.py
     tests/end_to_end/published/test_shown_output.py
     tests/end_to_end/sharing/test_{borders,pauses,sharing}.py
 )
