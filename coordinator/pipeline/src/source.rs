@@ -436,11 +436,6 @@ impl Dataset {
         self.early.take(self.extent(id))
     }
 
-    /// Counts a sample that was prepared. After an epoch, samples that were read early and that nobody took are dropped.
-    pub fn count_prepared(&self) {
-        self.early.count_prepared(self.len());
-    }
-
     /// Reads a sample's file into a buffer of exactly its length.
     ///
     /// # Errors

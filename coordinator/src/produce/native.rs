@@ -127,7 +127,8 @@ impl Recipe {
         if let Ok(cost) = &prepared {
             self.costs.record(key.id, cost);
         }
-        self.dataset.count_prepared();
+        // If it came from memory or from the local disk, nobody will ask for what was read early.
+        drop(self.dataset.take_early(key.id));
         prepared
     }
 

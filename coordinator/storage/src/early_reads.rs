@@ -52,11 +52,6 @@ impl EarlyObject {
         Some(bytes[..bytes.len().min(most)].to_vec())
     }
 
-    /// Drops all parts.
-    pub fn clear(&self) {
-        lock(&self.0).clear();
-    }
-
     fn is_empty(&self) -> bool {
         lock(&self.0).is_empty()
     }
@@ -186,7 +181,7 @@ mod tests {
         let used = reads.find("used").expect("it is kept");
         reads.make_room();
         assert!(reads.find("unused").is_none() && reads.find("used").is_some());
-        used.clear();
+        assert!(used.take(0, 300).is_some());
         assert_eq!(reads.held(), 0);
     }
 }

@@ -1,7 +1,6 @@
 //! Samples that were read when their dataset was opened, and wait in memory for their first use.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use coprep_storage::{EarlyObject, EarlyPart, Extent};
 
@@ -10,16 +9,11 @@ use coprep_storage::{EarlyObject, EarlyPart, Extent};
 pub(super) struct EarlySamples {
     /// Those of each object. Empty if there are none.
     objects: Vec<Option<Arc<EarlyObject>>>,
-    /// Number of preparations so far, while there are early samples.
-    prepared: AtomicU32,
 }
 
 impl EarlySamples {
     pub(super) fn new(objects: Vec<Option<Arc<EarlyObject>>>) -> Self {
-        EarlySamples {
-            objects,
-            prepared: AtomicU32::new(0),
-        }
+        EarlySamples { objects }
     }
 
     fn of(&self, extent: Extent) -> Option<&EarlyObject> {
@@ -35,18 +29,6 @@ impl EarlySamples {
     pub(super) fn head(&self, extent: Extent, most: u64) -> Option<Vec<u8>> {
         self.of(extent)?.head(extent.at, most)
     }
-
-    /// Counts a preparation of one of `samples` samples. After as many as there are samples, the rest is given up: it
-    /// belongs to samples that are in the cache already, or that no job asks for.
-    pub(super) fn count_prepared(&self, samples: u32) {
-        if !self.objects.is_empty() && self.prepared.fetch_add(1, Ordering::Relaxed) + 1 == samples
-        {
-            self.objects
-                .iter()
-                .flatten()
-                .for_each(|object| object.clear());
-        }
-    }
 }
 
 #[cfg(test)]
@@ -58,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_that_nobody_took_are_given_up_after_an_epoch() {
+    fn a_sample_is_taken_once_and_its_start_is_seen_before() {
         let stores = Stores::default().with_early_reads(1 << 10);
         let reads = stores.early_reads();
         let mut part = reads.reserve(3).expect("there is room");
@@ -74,10 +56,11 @@ mod tests {
         for other in [extent(0, 3), extent(2, 3)] {
             assert!(samples.take(other).is_none());
         }
-        samples.count_prepared(2);
-        assert!(reads.held() > 0);
-        samples.count_prepared(2);
-        assert_eq!(reads.held(), 0);
+        assert_eq!(
+            samples.take(extent(1, 3)).expect("it is there").bytes,
+            b"abc"
+        );
         assert!(samples.take(extent(1, 3)).is_none());
+        assert_eq!(reads.held(), 0);
     }
 }
