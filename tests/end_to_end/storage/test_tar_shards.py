@@ -381,6 +381,9 @@ def test_a_shard_replaced_in_mid_run_is_one_error_that_names_it(
     name = f"{shards}/train-002.tar" if place == "local" else "s3://bucket/shards/train-002.tar"
     urls = str(shards / BRACES) if place == "local" else stored
     other = (shards / "train-000.tar").read_bytes()
+    assert len(coprep.WebDataset(urls)) == N
+    # What was read for the indexes would be used in place of the new bytes.
+    coprep.stop()
     options = {"cache": "off", "shuffle": False, "batch_size": 4}
     with (
         loader(coprep.WebDataset(urls), **options) as raises,
