@@ -22,6 +22,9 @@ use crate::wids::ListedShards;
 const REMOTE_AT_ONCE: usize = 64;
 const LOCAL_AT_ONCE: usize = 8;
 
+/// Times that shards are listed before an opening gives up, because they are replaced again and again meanwhile.
+const MOST_LISTINGS: u32 = 3;
+
 /// How the indexes of shards came about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexOrigins {
@@ -179,9 +182,11 @@ pub fn open(
     folder: &IndexFolder,
     goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<OpenShards, Error> {
-    let listed = ListedShards::of(list, stores)?;
-    let opening = Opening::begin(list, listed, stores, Checksums::IfFree)?;
-    let (indexes, origins) = opening.indexes(folder, goes_on)?;
+    let IndexedShards {
+        opening,
+        indexes,
+        origins,
+    } = Opening::of(list, stores, Checksums::IfFree, folder, goes_on)?;
     let mut samples = ShardSamples::default();
     let mut labels = Vec::new();
     for index in indexes {
@@ -238,10 +243,12 @@ pub fn write_indexes(
     checksums: Checksums,
     goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<IndexSummary, Error> {
-    let listed = ListedShards::of(list, stores)?;
-    let files = out.map(|out| files_in(out, &listed.names)).transpose()?;
-    let opening = Opening::begin(list, listed, stores, checksums)?;
-    let (indexes, origins) = opening.indexes(folder, goes_on)?;
+    // Before the shards are read, since a person waits for the answer.
+    let files_in = |out| files_in(out, &ListedShards::of(list, stores)?.names);
+    let files = out.map(files_in).transpose()?;
+    let IndexedShards {
+        indexes, origins, ..
+    } = Opening::of(list, stores, checksums, folder, goes_on)?;
     for (index, file) in indexes.iter().zip(files.iter().flatten()) {
         let failed = |why: String| {
             Error::new(
@@ -291,10 +298,48 @@ struct Opening<'a> {
     checksums: Checksums,
 }
 
+/// Shards with their indexes, in their order.
+struct IndexedShards<'a> {
+    opening: Opening<'a>,
+    indexes: Vec<ShardIndex>,
+    origins: IndexOrigins,
+}
+
 /// The index of a shard, or the reason why there is none.
 type Made = (usize, Result<(ShardIndex, bool), Error>);
 
 impl<'a> Opening<'a> {
+    /// Finds the shards, and takes or makes their indexes.
+    fn of(
+        list: &TarShards,
+        stores: &'a Stores,
+        checksums: Checksums,
+        folder: &IndexFolder,
+        goes_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<IndexedShards<'a>, Error> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let listed = ListedShards::of(list, stores)?;
+            let opening = Opening::begin(list, listed, stores, checksums)?;
+            match opening.indexes(folder, goes_on) {
+                Ok((indexes, origins)) => {
+                    return Ok(IndexedShards {
+                        opening,
+                        indexes,
+                        origins,
+                    });
+                }
+                // No job uses the shards yet, so one that was replaced after it was listed may be listed anew. Indexes
+                // that were made are kept, so that only the others are read again.
+                Err(e) if *e.kind() == ErrorKind::Changed && tries < MOST_LISTINGS => {
+                    tracing::info!(error = %e, "a shard was replaced while it was opened, and is listed anew");
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
     /// Finds the shards that `listed` names. `list` names the parts of their samples.
     fn begin(
         list: &TarShards,

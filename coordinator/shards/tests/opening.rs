@@ -163,6 +163,32 @@ fn images_that_were_read_for_an_index_are_taken_once_and_from_the_same_content_o
 }
 
 #[test]
+fn a_shard_that_is_replaced_while_it_is_opened_is_listed_anew() {
+    let (server, stores) = server();
+    let scratch = tempfile::tempdir().unwrap();
+    server.put(BUCKET, "t-0.tar", &shard(0, 5, 2000));
+    // The listing is answered with what was there when it was asked for.
+    server.set(Faults {
+        latency: Duration::from_secs(1),
+        ..Faults::default()
+    });
+    let list = in_bucket("t-0.tar");
+    let open = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let end = Instant::now() + Duration::from_secs(60);
+            while server.counts().lists == 0 && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            server.put(BUCKET, "t-0.tar", &shard(0, 7, 1000));
+        });
+        opened(&list, &stores, scratch.path()).unwrap()
+    });
+    server.set(Faults::default());
+    assert!(server.counts().lists > 2, "{:?}", server.counts());
+    check(&open, 7);
+}
+
+#[test]
 fn an_index_beside_a_shard_spares_the_reads_and_is_checked() {
     let (server, stores) = server();
     let scratch = tempfile::tempdir().unwrap();
