@@ -7,8 +7,10 @@ use std::sync::{Condvar, Mutex};
 
 use coprep_shared_memory::lock::{lock, unpoisoned};
 
-/// Number of large reads at a time, which with [`LargeReads::MOST_BYTES`] take 256 MiB.
+/// Number of large reads at a time, which together take 256 MiB.
 const AT_ONCE: u32 = 32;
+/// Bytes of one. It takes most of its time for the bytes, and not for the answer to begin.
+const BYTES: u64 = 8 << 20;
 
 /// The large reads of a process; see the module.
 pub struct LargeReads {
@@ -29,8 +31,8 @@ impl Default for LargeReads {
 pub struct LargeRead<'a>(&'a LargeReads);
 
 impl LargeReads {
-    /// Bytes of a large read. It takes most of its time for the bytes, and not for the answer to begin.
-    pub const MOST_BYTES: u64 = 8 << 20;
+    /// Most bytes of a large read.
+    pub const MOST_BYTES: u64 = BYTES;
 
     /// Waits until there is memory for a large read. Whoever has one must not ask for another.
     pub fn begin(&self) -> LargeRead<'_> {

@@ -96,7 +96,8 @@ CONSTANTS = {
         (r"Up to (\d+ MiB) waits for it there", "connection/reply_queue.rs", "MOST_QUEUED"),
     ],
     "explanation/remote-storage.md": [
-        (r"for a shard of up to (\d+ MiB);", "storage/src/large_reads.rs", "MOST_BYTES"),
+        (r"for a shard of up to (\d+ MiB);", "storage/src/large_reads.rs", "BYTES"),
+        (r"are listed anew, (\w+) times at most", "shards/src/open.rs", "MOST_LISTINGS"),
         (r"At most (\d+) requests of several MiB", "storage/src/large_reads.rs", "AT_ONCE"),
         (r"memory \| (\d+ MiB) for all datasets", "registry/mod.rs", "EARLY_READS"),
     ],
