@@ -9,8 +9,9 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# One installation at a time, since `make test` builds several environments side by side.
-PIP := flock $(VENV) $(PY) -m pip install --quiet --disable-pip-version-check
+INSTALL_PACKAGES := tools/dev/install_packages.sh
+# Packages are compiled when they are first imported. Whatever forbids to keep that would have every process do it anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 DATA ?= demo-data
 PROGRAMS := $(TARGET)/release
@@ -48,22 +49,22 @@ prometheus:
 $(VENV)/.base: | deps
 	@echo "making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) "maturin>=1.9,<2" numpy cloudpickle pillow
+	@$(INSTALL_PACKAGES) $(VENV) "maturin>=1.9,<2" numpy cloudpickle pillow
 	@touch $@
 
 # The list of packages is in this file, so that an environment of an earlier version gets what it lacks.
 $(VENV)/.checks: $(VENV)/.base Makefile
-	@$(PIP) tree-sitter tree-sitter-rust pytest pytest-timeout pytest-xdist pyte websockets ruff mypy "moto[server]>=5.2,<6"
+	@$(INSTALL_PACKAGES) $(VENV) tree-sitter tree-sitter-rust pytest pytest-timeout pytest-xdist pyte websockets ruff mypy "moto[server]>=5.2,<6"
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.base
 	@echo "installing PyTorch (about 4.5 GB with its CUDA packages; once)"
-	@$(PIP) torch torchvision
+	@$(INSTALL_PACKAGES) $(VENV) torch torchvision
 	@touch $@
 
 $(VENV)/.examples: $(VENV)/.torch
 	@echo "installing what the examples use: Optuna, Ray Tune, Lightning, Transformers (about 0.8 GB; once)"
-	@$(PIP) optuna "ray[tune]" lightning transformers accelerate
+	@$(INSTALL_PACKAGES) $(VENV) optuna "ray[tune]" lightning transformers accelerate
 	@touch $@
 
 # They have an environment of their own, because MosaicML streaming wants an older numpy. PyTorch is that of the first one.
@@ -74,7 +75,7 @@ $(VENV)/.peers: $(VENV)/.torch Makefile
 	@$(PEERS)/bin/python -c "import sys, sysconfig; path = sysconfig.get_path('purelib') + '/first.pth'; \
 		print(f'import site; site.addsitedir({sys.argv[1]!r})', file=open(path, 'w'))" \
 		"$$($(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
-	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	@$(INSTALL_PACKAGES) $(PEERS) \
 		"webdataset>=1,<2" "mosaicml-streaming>=0.13,<0.14" "litdata>=0.2.76,<0.3"
 	@touch $@
 
@@ -82,12 +83,12 @@ $(VENV)/.peers: $(VENV)/.torch Makefile
 $(VENV)/.docs:
 	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
 	@echo "installing MkDocs Material and mkdocstrings (once)"
-	@$(PIP) "mkdocs>=1.6,<2" "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=1,<2"
+	@$(INSTALL_PACKAGES) $(VENV) "mkdocs>=1.6,<2" "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=1,<2"
 	@touch $@
 
 $(VENV)/.dist: $(VENV)/.base
 	@echo "installing what wheels for other machines are built with: zig, cargo-zigbuild, auditwheel (0.1 GB; once)"
-	@$(PIP) ziglang cargo-zigbuild auditwheel
+	@$(INSTALL_PACKAGES) $(VENV) ziglang cargo-zigbuild auditwheel
 	@touch $@
 
 $(VENV)/.package: $(WHEEL_SOURCES) $(VENV)/.base
@@ -95,7 +96,7 @@ $(VENV)/.package: $(WHEEL_SOURCES) $(VENV)/.base
 	@PYTHONPATH=bindings/build_backend $(PY) -m coprep_build
 	@rm -rf $(TARGET)/wheels
 	@MATURIN_NO_MISSING_BUILD_BACKEND_WARNING=1 $(VENV)/bin/maturin build --release --quiet --interpreter $(PY) --out $(TARGET)/wheels
-	@$(PIP) --force-reinstall --no-deps $(TARGET)/wheels/*.whl
+	@$(INSTALL_PACKAGES) $(VENV) --force-reinstall --no-deps $(TARGET)/wheels/*.whl
 	@touch $@
 
 .PHONY: wheel
@@ -119,7 +120,7 @@ CUDA_PACKAGES := nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-nvcc-cu12==12.9.86
 
 $(CUDA_COMPILER)/.complete: | $(VENV)/.base
 	@echo "installing NVIDIA's compiler (about 0.2 GB; once)"
-	@$(PIP) --no-deps --target $(CUDA_COMPILER) $(CUDA_PACKAGES)
+	@$(INSTALL_PACKAGES) $(VENV) --no-deps --target $(CUDA_COMPILER) $(CUDA_PACKAGES)
 	@touch $@
 
 .PHONY: ptx

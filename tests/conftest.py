@@ -18,12 +18,23 @@ from coordinators import coordinator_at, processes_of, wait_for_preparations  # 
 from jobs import Job, Start  # noqa: E402
 from photos import make_folder  # noqa: E402
 from waiting import until  # noqa: E402
+from warm_interpreter import WarmInterpreter  # noqa: E402
 
 # Tests must run the `coprep` command of this interpreter's environment.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # A shell ignores these signals for a process in the background, and all its children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    """Removes what pytest tells in the environment before each test.
+
+    A coordinator that several tests share would otherwise take each of them for another environment, and import PyTorch
+    anew for it.
+    """
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
 
 
 @pytest.fixture(scope="session")
@@ -54,13 +65,22 @@ def pipeline(folder: Path, socket_path: Path) -> coprep.Pipeline:
     return coprep.ImageFolder(folder).decode().random_resized_crop(32).random_horizontal_flip()
 
 
+@pytest.fixture(scope="session")
+def warm_interpreter() -> Iterator[WarmInterpreter]:
+    # Without the settings of the test that happens to be the first.
+    interpreter = WarmInterpreter({name: value for name, value in os.environ.items() if not name.startswith("COPREP_")})
+    yield interpreter
+    interpreter.close()
+
+
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts jobs, and ends the remaining ones after the test."""
+def start(request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Starts jobs, and ends the remaining ones after the test. ``imports_torch``: the job need not wait for that."""
     jobs: list[Job] = []
 
-    def start(code: str, *args: object, **env: str) -> Job:
-        jobs.append(Job(code, *args, **env))
+    def start(code: str, *args: object, imports_torch: bool = False, **env: str) -> Job:
+        interpreter = request.getfixturevalue("warm_interpreter") if imports_torch else None
+        jobs.append(Job(code, *args, interpreter=interpreter, **env))
         return jobs[-1]
 
     yield start

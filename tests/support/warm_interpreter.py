@@ -68,7 +68,7 @@ class ForkedProcess:
 
 
 class WarmInterpreter:
-    """An interpreter that has imported PyTorch.
+    """An interpreter that has imported PyTorch. It is started without ``PYTHONPATH``, which is for scripts.
 
     Args:
         environment: its environment. The dynamic linker reads `LD_LIBRARY_PATH` here only, and not for each script.
@@ -78,7 +78,8 @@ class WarmInterpreter:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, __file__, str(theirs.fileno())]
-            self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
+            own = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+            self._process = subprocess.Popen(command, env=own, pass_fds=[theirs.fileno()])
 
     def start(self, code: str, args: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
         """Starts a script, as `python -c` does."""
@@ -114,6 +115,9 @@ def become(request: bytes, descriptors: Sequence[int]) -> types.CodeType:
     os.environ.clear()
     os.environ.update(wanted["environment"])
     os.chdir(wanted["folder"])
+    # As `python -c` has it. The first entry is this module's folder.
+    path = os.environ.get("PYTHONPATH", "")
+    sys.path[:1] = ["", *(os.path.abspath(folder) for folder in path.split(os.pathsep) if folder)]
     sys.argv = ["-c", *wanted["args"]]
     sys.modules["__main__"] = types.ModuleType("__main__")
     return compile(wanted["code"], "<string>", "exec")

@@ -44,7 +44,7 @@ run() {
 }
 
 pytest() {
-    "$python" -m pytest -q --timeout=180 "$@"
+    "$python" -m pytest -q --timeout=180 --durations=12 "$@"
 }
 
 # Adds up the closing lines of nextest, cargo test and pytest.

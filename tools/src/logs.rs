@@ -8,7 +8,10 @@ use std::io::{IsTerminal, stderr};
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder, WorkerGuard};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::Registry;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::args::LogFormat;
 
@@ -17,26 +20,33 @@ const MOST_LINES: usize = 16_384;
 
 /// Writes all events from now on to stderr, until the guard is dropped.
 pub(crate) fn to_stderr(format: LogFormat) -> WorkerGuard {
-    let filter = EnvFilter::try_from_env("COPREP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let (writer, guard) = start_writer();
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         // Off, since it would report on stderr that a line cannot be written there, and panic because that fails too.
         .log_internal_errors(false)
         .with_writer(writer);
     match format {
         LogFormat::Text => {
             let colour = stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            builder.with_ansi(colour).init();
+            start(lines.with_ansi(colour));
         }
         // One flat object; only the current span is nested.
-        LogFormat::Json => builder
-            .json()
-            .flatten_event(true)
-            .with_span_list(false)
-            .init(),
+        LogFormat::Json => start(lines.json().flatten_event(true).with_span_list(false)),
     }
     guard
+}
+
+/// Has a layer write the events that `COPREP_LOG` selects: a level, or levels of modules.
+///
+/// `EnvFilter` could also select by fields of spans, but takes a library of regular expressions for it, which is a tenth of
+/// what the command is built of.
+fn start(lines: impl Layer<Registry> + Send + Sync) {
+    let told = std::env::var("COPREP_LOG").ok();
+    let filter = told.and_then(|told| told.parse::<Targets>().ok());
+    let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
+        .init();
 }
 
 /// Starts the thread with all signals blocked: the main thread handles them, and blocks them only later.

@@ -62,7 +62,7 @@ class Member(MemberProcess):
     """A job that runs ``SCRIPT``."""
 
     def __init__(self, start: Start, dataset: str, epochs: int, state: Path | str = "", **own: Any) -> None:
-        job: Job = start(SCRIPT, dataset, repr(own), epochs, state, PYTHONPATH=HERE)
+        job: Job = start(SCRIPT, dataset, repr(own), epochs, state, imports_torch=True, PYTHONPATH=HERE)
         super().__init__(job, epochs)
 
 
