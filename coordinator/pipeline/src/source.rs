@@ -5,6 +5,7 @@
 //! order; within a class, the folders in the order of their paths, links followed; within a folder, the files by name.
 
 mod arrays;
+mod early;
 mod labels;
 mod remote;
 mod windows;
@@ -19,8 +20,9 @@ use std::time::Duration;
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::spec::{FileList, Source, TarShards};
 use coprep_shards::{IndexFolder, ShardSamples};
-use coprep_storage::{Extent, ObjectTable, OutageReport, ReadThrottle, Stores};
+use coprep_storage::{EarlyPart, Extent, ObjectTable, OutageReport, ReadThrottle, Stores};
 
+use self::early::EarlySamples;
 use self::labels::Labels;
 use self::windows::Windows;
 use crate::array_pipeline::ArrayForm;
@@ -73,6 +75,7 @@ pub struct Dataset {
     labels: Labels,
     objects: ObjectTable,
     places: Places,
+    early: EarlySamples,
     /// The form of samples that are tensors already.
     array_form: Option<ArrayForm>,
     ignored: u64,
@@ -149,6 +152,7 @@ impl Dataset {
             labels: Labels::default(),
             objects: ObjectTable::local(root),
             places: Places::Objects,
+            early: EarlySamples::default(),
             array_form: None,
             ignored: 0,
             fingerprint: 0,
@@ -394,8 +398,7 @@ impl Dataset {
     /// Reads the starts of several samples' files: at once from a remote store, one after another from a local folder.
     pub fn fetch_heads(&self, ids: &[u32]) -> Vec<Result<Vec<u8>, Error>> {
         let heads = if self.has_parts() {
-            let extents: Vec<Extent> = ids.iter().map(|&id| self.extent(id)).collect();
-            self.objects.read_part_heads(&extents, HEAD_BYTES)
+            self.part_heads(ids)
         } else {
             self.objects.read_heads(ids, HEAD_BYTES)
         };
@@ -403,6 +406,34 @@ impl Dataset {
             .into_iter()
             .map(|head| head.map_err(error::of_storage))
             .collect()
+    }
+
+    /// Returns the starts of samples that are parts of objects. Only those that were not read before are read.
+    fn part_heads(&self, ids: &[u32]) -> Vec<Result<Vec<u8>, coprep_storage::Error>> {
+        let extents = ids.iter().map(|&id| self.extent(id));
+        let early = |extent: Extent| self.early.head(extent, HEAD_BYTES).ok_or(extent);
+        let heads: Vec<Result<Vec<u8>, Extent>> = extents.map(early).collect();
+        let unread: Vec<Extent> = heads.iter().filter_map(|head| head.clone().err()).collect();
+        let mut read = self
+            .objects
+            .read_part_heads(&unread, HEAD_BYTES)
+            .into_iter();
+        let head = |head: Result<Vec<u8>, Extent>| match head {
+            Ok(head) => Ok(head),
+            // One was read for each of them.
+            Err(_) => read.next().unwrap_or_else(|| Ok(Vec::new())),
+        };
+        heads.into_iter().map(head).collect()
+    }
+
+    /// Takes a sample that was read when the dataset was opened, if nobody has taken it before.
+    ///
+    /// # Panics
+    ///
+    /// If `id` is not below [`Dataset::len`].
+    #[must_use]
+    pub fn take_early(&self, id: u32) -> Option<EarlyPart> {
+        self.early.take(self.extent(id))
     }
 
     /// Reads a sample's file into a buffer of exactly its length.
@@ -563,6 +594,7 @@ fn tar_shards(
     dataset.labels = (0..open.samples.len()).map(label).collect();
     dataset.objects = open.objects;
     dataset.places = Places::Shards(open.samples);
+    dataset.early = EarlySamples::new(open.early);
     Ok(dataset)
 }
 

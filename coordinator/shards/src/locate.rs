@@ -94,6 +94,11 @@ impl Shard {
         matches!(self.home, ShardHome::Remote { .. })
     }
 
+    /// Returns `true` if the shard lies in a store that tells its contents apart.
+    pub(crate) fn has_content_identity(&self) -> bool {
+        self.is_remote() && !self.identity.etag.is_empty()
+    }
+
     /// Adds the shard to the objects of a dataset.
     pub(crate) fn push_to(&self, objects: &mut ObjectTable) {
         let ShardIdentity { shard, size, etag } = &self.identity;

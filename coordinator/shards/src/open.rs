@@ -2,24 +2,28 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use coprep_protocol::spec::TarShards;
-use coprep_storage::{Error, ErrorKind, Extent, ObjectTable, Stores};
+use coprep_storage::{EarlyObject, Error, ErrorKind, Extent, ObjectTable, Stores};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::dali::DaliIndex;
-use crate::index::ShardIndex;
+use crate::index::{ShardIdentity, ShardIndex};
 use crate::index_files::{self, IndexFolder};
 use crate::locate::{FilesBeside, Shard};
 use crate::samples::{SampleParts, SampleTable, UNKNOWN_CHECKSUM};
-use crate::scan::{ReadSizes, ShardReader};
+use crate::scan::{EarlyImages, ReadSizes, ScanMemory, ShardReader};
 use crate::wids::ListedShards;
 
 /// Shards that are indexed at once, in a store and on a local disk.
 const REMOTE_AT_ONCE: usize = 64;
 const LOCAL_AT_ONCE: usize = 8;
+
+/// Times that shards are listed before an opening gives up, because they are replaced again and again meanwhile.
+const MOST_LISTINGS: u32 = 3;
 
 /// How the indexes of shards came about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -161,6 +165,8 @@ pub struct OpenShards {
     pub samples: ShardSamples,
     /// The label of each sample. Empty if no label is used.
     pub labels: Vec<i64>,
+    /// The images of each shard that were read when its index was made, and are not used yet. Empty if there are none.
+    pub early: Vec<Option<Arc<EarlyObject>>>,
     /// Where the indexes came from.
     pub origins: IndexOrigins,
 }
@@ -176,9 +182,11 @@ pub fn open(
     folder: &IndexFolder,
     goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<OpenShards, Error> {
-    let listed = ListedShards::of(list, stores)?;
-    let opening = Opening::begin(list, listed, stores, Checksums::IfFree)?;
-    let (indexes, origins) = opening.indexes(stores, folder, goes_on)?;
+    let IndexedShards {
+        opening,
+        indexes,
+        origins,
+    } = Opening::of(list, stores, Checksums::IfFree, folder, goes_on)?;
     let mut samples = ShardSamples::default();
     let mut labels = Vec::new();
     for index in indexes {
@@ -187,6 +195,7 @@ pub fn open(
     }
     samples.shrink();
     labels.shrink_to_fit();
+    let early = opening.early_images();
     let mut objects = opening.objects;
     objects.shrink();
     objects.remember_replaced();
@@ -194,6 +203,7 @@ pub fn open(
         objects,
         samples,
         labels,
+        early,
         origins,
     })
 }
@@ -233,10 +243,12 @@ pub fn write_indexes(
     checksums: Checksums,
     goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<IndexSummary, Error> {
-    let listed = ListedShards::of(list, stores)?;
-    let files = out.map(|out| files_in(out, &listed.names)).transpose()?;
-    let opening = Opening::begin(list, listed, stores, checksums)?;
-    let (indexes, origins) = opening.indexes(stores, folder, goes_on)?;
+    // Before the shards are read, since a person waits for the answer.
+    let files_in = |out| files_in(out, &ListedShards::of(list, stores)?.names);
+    let files = out.map(files_in).transpose()?;
+    let IndexedShards {
+        indexes, origins, ..
+    } = Opening::of(list, stores, checksums, folder, goes_on)?;
     for (index, file) in indexes.iter().zip(files.iter().flatten()) {
         let failed = |why: String| {
             Error::new(
@@ -276,7 +288,8 @@ fn files_in(out: &Path, shards: &[String]) -> Result<Vec<std::path::PathBuf>, Er
 }
 
 /// Shards whose indexes are looked for.
-struct Opening {
+struct Opening<'a> {
+    stores: &'a Stores,
     shards: Vec<Shard>,
     objects: ObjectTable,
     parts: SampleParts,
@@ -285,22 +298,61 @@ struct Opening {
     checksums: Checksums,
 }
 
+/// Shards with their indexes, in their order.
+struct IndexedShards<'a> {
+    opening: Opening<'a>,
+    indexes: Vec<ShardIndex>,
+    origins: IndexOrigins,
+}
+
 /// The index of a shard, or the reason why there is none.
 type Made = (usize, Result<(ShardIndex, bool), Error>);
 
-impl Opening {
+impl<'a> Opening<'a> {
+    /// Finds the shards, and takes or makes their indexes.
+    fn of(
+        list: &TarShards,
+        stores: &'a Stores,
+        checksums: Checksums,
+        folder: &IndexFolder,
+        goes_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<IndexedShards<'a>, Error> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let listed = ListedShards::of(list, stores)?;
+            let opening = Opening::begin(list, listed, stores, checksums)?;
+            match opening.indexes(folder, goes_on) {
+                Ok((indexes, origins)) => {
+                    return Ok(IndexedShards {
+                        opening,
+                        indexes,
+                        origins,
+                    });
+                }
+                // No job uses the shards yet, so one that was replaced after it was listed may be listed anew. Indexes
+                // that were made are kept, so that only the others are read again.
+                Err(e) if *e.kind() == ErrorKind::Changed && tries < MOST_LISTINGS => {
+                    tracing::info!(error = %e, "a shard was replaced while it was opened, and is listed anew");
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
     /// Finds the shards that `listed` names. `list` names the parts of their samples.
     fn begin(
         list: &TarShards,
         listed: ListedShards,
-        stores: &Stores,
+        stores: &'a Stores,
         checksums: Checksums,
-    ) -> Result<Opening, Error> {
+    ) -> Result<Opening<'a>, Error> {
         let shards = Shard::find_all(&listed.names, "shard", stores)?;
         let mut objects = ObjectTable::local(Path::new(""));
         shards.iter().for_each(|shard| shard.push_to(&mut objects));
         let parts = SampleParts::of(list);
         Ok(Opening {
+            stores,
             shards,
             objects,
             parts_text: parts.text(),
@@ -313,18 +365,16 @@ impl Opening {
     /// Returns the indexes of all shards, in their order.
     fn indexes(
         &self,
-        stores: &Stores,
         folder: &IndexFolder,
         goes_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<(Vec<ShardIndex>, IndexOrigins), Error> {
-        let (indexes, origins) = self.find_or_make(stores, folder, goes_on)?;
+        let (indexes, origins) = self.find_or_make(folder, goes_on)?;
         self.listed.check(&indexes)?;
         Ok((indexes, origins))
     }
 
     fn find_or_make(
         &self,
-        stores: &Stores,
         folder: &IndexFolder,
         goes_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<(Vec<ShardIndex>, IndexOrigins), Error> {
@@ -344,7 +394,8 @@ impl Opening {
             return Ok((indexes.into_iter().flatten().collect(), origins));
         }
         let shards: Vec<&Shard> = missing.iter().map(|&i| &self.shards[i]).collect();
-        let beside = FilesBeside::find_all(&shards, stores)?;
+        let beside = FilesBeside::find_all(&shards, self.stores)?;
+        self.stores.early_reads().make_room();
         let work: Vec<(usize, FilesBeside)> = missing.into_iter().zip(beside).collect();
         let mut is_awaited = true;
         let mut done = origins.kept as u64;
@@ -396,7 +447,7 @@ impl Opening {
                             work.get(next.fetch_add(1, Ordering::Relaxed))
                     {
                         // The receiver is there as long as this scope.
-                        let _ = sender.send((*shard, self.make(*shard, beside, at_once)));
+                        let _ = sender.send((*shard, self.make(*shard, beside)));
                     }
                 });
             }
@@ -410,33 +461,36 @@ impl Opening {
     }
 
     /// Takes the index beside a shard, or makes one. The second value says whether there was one.
-    fn make(
-        &self,
-        number: usize,
-        beside: &FilesBeside,
-        at_once: usize,
-    ) -> Result<(ShardIndex, bool), Error> {
+    fn make(&self, number: usize, beside: &FilesBeside) -> Result<(ShardIndex, bool), Error> {
         let shard = &self.shards[number];
         let read = |range: Range<u64>, into: &mut Vec<u8>| self.read(number, range, into);
         let reader = ShardReader {
             shard: &shard.identity.shard,
             size: shard.identity.size,
             sizes: if shard.is_remote() {
-                ReadSizes::remote(at_once)
+                ReadSizes::REMOTE
             } else {
                 ReadSizes::LOCAL
             },
             reads_images: self.checksums == Checksums::All,
             read: &read,
+            memory: ScanMemory {
+                early_reads: shard
+                    .has_content_identity()
+                    .then(|| self.stores.early_reads()),
+                large_reads: self.stores.large_reads(),
+            },
         };
         let found = match self.checksums {
             Checksums::IfFree => self.take_beside(&reader, beside)?,
             Checksums::All => None,
         };
-        let (samples, was_beside) = match found {
-            Some(samples) => (samples, true),
+        let ((samples, early), was_beside) = match found {
+            Some(found) => (found, true),
             None => (reader.scan(&self.parts)?, false),
         };
+        let content = self.content_key(shard);
+        self.stores.early_reads().keep(content, early);
         let index = ShardIndex {
             identity: shard.identity.clone(),
             parts: self.parts_text.clone(),
@@ -450,7 +504,7 @@ impl Opening {
         &self,
         reader: &ShardReader<'_>,
         beside: &FilesBeside,
-    ) -> Result<Option<SampleTable>, Error> {
+    ) -> Result<Option<(SampleTable, EarlyImages)>, Error> {
         if let Some(bytes) = beside.own.as_ref().and_then(|file| file.read())
             && let Some(index) = ShardIndex::from_bytes(&bytes)
             && index.identity.size == reader.size
@@ -460,11 +514,27 @@ impl Opening {
             && let Some((&at, &length)) = index.samples.at.iter().zip(&index.samples.lengths).next_back()
             && reader.has_header(&(at..at + u64::from(length)))?
         {
-            return Ok(Some(index.samples));
+            return Ok(Some((index.samples, EarlyImages::new())));
         }
         let dali = beside.dali.as_ref().and_then(|file| file.read());
         let dali = dali.and_then(|bytes| DaliIndex::parse(std::str::from_utf8(&bytes).ok()?));
         dali.map_or(Ok(None), |index| reader.follow(&index, &self.parts))
+    }
+
+    /// Returns the images of each shard that were read when its index was made, now or before, and are not used yet.
+    fn early_images(&self) -> Vec<Option<Arc<EarlyObject>>> {
+        let early_reads = self.stores.early_reads();
+        if early_reads.is_empty() {
+            return Vec::new();
+        }
+        let of = |shard: &Shard| early_reads.find(&self.content_key(shard));
+        self.shards.iter().map(of).collect()
+    }
+
+    /// Returns a text that differs for shards with different contents, and for different parts of their samples.
+    fn content_key(&self, shard: &Shard) -> String {
+        let ShardIdentity { shard, size, etag } = &shard.identity;
+        format!("{shard}\0{size}\0{etag}\0{}", self.parts_text)
     }
 
     /// Returns `true` if an index is about the wanted parts and can be read from.

@@ -1,8 +1,10 @@
 //! Makes the index of a shard, by few and small reads.
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
-use coprep_storage::Error;
+use coprep_storage::{EarlyPart, EarlyReads, Error, LargeRead, LargeReads};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::dali::DaliIndex;
@@ -10,13 +12,18 @@ use crate::fault::ShardFault;
 use crate::members::{BLOCK, MemberScan, ScanStep, Window, is_header_of};
 use crate::samples::{SampleGrouping, SampleParts, SampleTable, WantedContent};
 
+/// Bytes of a read from which on its memory counts.
+const LARGE: u64 = 1 << 20;
+
 /// How many bytes to read at a time.
 ///
 /// Of large samples only the headers are read, by a small read for each. Small samples are read through: a request takes
 /// as long as reading hundreds of kilobytes does, so that skipping less than that saves nothing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadSizes {
-    /// The first read, after which the size of samples is roughly known.
+    /// Largest shard that is read whole, at once.
+    pub(crate) whole: u64,
+    /// The first read of a larger one, after which the size of samples is roughly known.
     pub(crate) first: u64,
     /// A read for the headers of a large sample, with room for a label.
     pub(crate) hop: u64,
@@ -29,24 +36,22 @@ pub(crate) struct ReadSizes {
 impl ReadSizes {
     /// For local files, where a read costs little more than its bytes.
     pub(crate) const LOCAL: ReadSizes = ReadSizes {
+        whole: 0,
         first: 64 << 10,
         hop: 4 << 10,
         through: 256 << 10,
         small: 16 << 10,
     };
 
-    /// For shards in a store, of which `at_once` are read at the same time. Requests are as large as memory for all of them
-    /// permits, since nothing else hides the time of an answer and stores charge for each.
-    pub(crate) fn remote(at_once: usize) -> ReadSizes {
-        const ALL: u64 = 256 << 20;
-        let each = ALL / at_once.max(1) as u64;
-        ReadSizes {
-            first: 64 << 10,
-            hop: 16 << 10,
-            through: each.clamp(1 << 20, 8 << 20),
-            small: 256 << 10,
-        }
-    }
+    /// For shards in a store. Requests are as large as memory permits, since nothing else hides the time of an answer and
+    /// stores charge for each.
+    pub(crate) const REMOTE: ReadSizes = ReadSizes {
+        whole: LargeReads::MOST_BYTES,
+        first: 64 << 10,
+        hop: 16 << 10,
+        through: LargeReads::MOST_BYTES,
+        small: 256 << 10,
+    };
 
     fn next(&self, scanned: u64, samples: u64) -> u64 {
         match scanned.checked_div(samples) {
@@ -74,27 +79,53 @@ pub(crate) struct ShardReader<'a> {
     /// `true` if images are read for their checksums even where that costs reads.
     pub(crate) reads_images: bool,
     pub(crate) read: &'a ReadRange<'a>,
+    pub(crate) memory: ScanMemory<'a>,
 }
+
+/// The memory that scans share with each other.
+#[derive(Clone, Copy)]
+pub(crate) struct ScanMemory<'a> {
+    /// Room for images that are read through, or `None` if they are not kept.
+    pub(crate) early_reads: Option<&'a EarlyReads>,
+    pub(crate) large_reads: &'a LargeReads,
+}
+
+/// Images that were read through, by their offsets.
+pub(crate) type EarlyImages = HashMap<u64, EarlyPart>;
 
 /// The bytes of a shard that were read last.
 #[derive(Default)]
-struct WindowBuffer {
+struct WindowBuffer<'a> {
     at: u64,
     bytes: Vec<u8>,
+    /// Time of the read.
+    took: Duration,
+    /// Set if there was a large read, since its memory stays.
+    large_read: Option<LargeRead<'a>>,
+    early: EarlyImages,
+    /// Set once there was no memory to keep an image.
+    is_early_full: bool,
 }
 
-impl WindowBuffer {
+impl WindowBuffer<'_> {
     fn window(&self) -> Window<'_> {
         Window {
             at: self.at,
             bytes: &self.bytes,
         }
     }
+
+    /// Returns the time that a part of the bytes took.
+    fn share_of_time(&self, bytes: usize) -> Duration {
+        self.took
+            .mul_f64(bytes as f64 / self.bytes.len().max(1) as f64)
+    }
 }
 
-impl ShardReader<'_> {
-    /// Finds the samples by the headers of the archive.
-    pub(crate) fn scan(&self, parts: &SampleParts) -> Result<SampleTable, Error> {
+impl<'a> ShardReader<'a> {
+    /// Finds the samples by the headers of the archive. Also returns the images that were read through, as many as there is
+    /// room for.
+    pub(crate) fn scan(&self, parts: &SampleParts) -> Result<(SampleTable, EarlyImages), Error> {
         let mut scan = MemberScan::new(self.size);
         let mut samples = SampleGrouping::new(parts);
         let mut buffer = WindowBuffer::default();
@@ -104,7 +135,11 @@ impl ShardReader<'_> {
                 .map_err(|fault| self.error(fault))?
             {
                 ScanStep::Need(range) => {
-                    let most = self.sizes.next(scan.at(), samples.begun());
+                    let most = if self.size <= self.sizes.whole {
+                        self.size
+                    } else {
+                        self.sizes.next(scan.at(), samples.begun())
+                    };
                     self.fill(&mut buffer, &range, most)?;
                 }
                 ScanStep::Member(member) => {
@@ -113,7 +148,10 @@ impl ShardReader<'_> {
                         self.add_content(&mut samples, &wanted, &mut buffer, scan.at())?;
                     }
                 }
-                ScanStep::End => return samples.finish().map_err(|fault| self.error(fault)),
+                ScanStep::End => {
+                    let table = samples.finish().map_err(|fault| self.error(fault))?;
+                    return Ok((table, buffer.early));
+                }
             }
         }
     }
@@ -123,7 +161,7 @@ impl ShardReader<'_> {
         &self,
         index: &DaliIndex,
         parts: &SampleParts,
-    ) -> Result<Option<SampleTable>, Error> {
+    ) -> Result<Option<(SampleTable, EarlyImages)>, Error> {
         let Some(last) = index.members().last() else {
             return Ok(None);
         };
@@ -143,10 +181,8 @@ impl ShardReader<'_> {
                 self.add_content(&mut samples, &wanted, &mut buffer, scanned)?;
             }
         }
-        samples
-            .finish()
-            .map(Some)
-            .map_err(|fault| self.error(fault))
+        let table = samples.finish().map_err(|fault| self.error(fault))?;
+        Ok(Some((table, buffer.early)))
     }
 
     /// Returns `true` if the shard has the header of a file before a range, with its length. An index that others have
@@ -168,7 +204,7 @@ impl ShardReader<'_> {
         &self,
         samples: &mut SampleGrouping<'_>,
         wanted: &WantedContent,
-        buffer: &mut WindowBuffer,
+        buffer: &mut WindowBuffer<'a>,
         scanned: u64,
     ) -> Result<(), Error> {
         let begun = samples.begun();
@@ -179,7 +215,11 @@ impl ShardReader<'_> {
                 let most = most.max(self.sizes.through);
                 self.add_checksum(samples, content, buffer, most)
             }
-            WantedContent::Image(content) if self.sizes.reads_through(scanned, begun) => {
+            // An image that was read anyway costs nothing.
+            WantedContent::Image(content)
+                if self.sizes.reads_through(scanned, begun)
+                    || buffer.window().get(content).is_some() =>
+            {
                 self.add_checksum(samples, content, buffer, most)
             }
             WantedContent::Image(_) => Ok(()),
@@ -191,9 +231,10 @@ impl ShardReader<'_> {
         &self,
         samples: &mut SampleGrouping<'_>,
         content: &Range<u64>,
-        buffer: &mut WindowBuffer,
+        buffer: &mut WindowBuffer<'a>,
         most: u64,
     ) -> Result<(), Error> {
+        let mut early = self.reserve_early(content, buffer);
         let mut hash = Xxh3::new();
         let mut at = content.start;
         while at < content.end {
@@ -203,18 +244,42 @@ impl ShardReader<'_> {
                 continue;
             }
             let part = at..content.end.min(read_to);
-            hash.update(buffer.window().get(&part).unwrap_or_default());
+            let bytes = buffer.window().get(&part).unwrap_or_default();
+            hash.update(bytes);
+            if let Some(early) = &mut early {
+                early.bytes.extend_from_slice(bytes);
+                early.took += buffer.share_of_time(bytes.len());
+            }
             at = part.end;
         }
         samples.add_checksum(hash.digest());
+        buffer
+            .early
+            .extend(early.map(|early| (content.start, early)));
         Ok(())
+    }
+
+    /// Returns memory to keep an image in, if images are kept and there is room.
+    fn reserve_early(
+        &self,
+        content: &Range<u64>,
+        buffer: &mut WindowBuffer<'a>,
+    ) -> Option<EarlyPart> {
+        if buffer.is_early_full {
+            return None;
+        }
+        let early_reads = self.memory.early_reads?;
+        let early = early_reads.reserve(content.end - content.start);
+        // Smaller images that would still fit save no request: they come again with those that do not.
+        buffer.is_early_full = early.is_none();
+        early
     }
 
     fn add_label(
         &self,
         samples: &mut SampleGrouping<'_>,
         content: &Range<u64>,
-        buffer: &mut WindowBuffer,
+        buffer: &mut WindowBuffer<'a>,
         most: u64,
     ) -> Result<(), Error> {
         if buffer.window().get(content).is_none() {
@@ -225,13 +290,24 @@ impl ShardReader<'_> {
     }
 
     /// Reads a range that lies within the shard, and what follows it, up to `most` bytes.
-    fn fill(&self, buffer: &mut WindowBuffer, range: &Range<u64>, most: u64) -> Result<(), Error> {
+    fn fill(
+        &self,
+        buffer: &mut WindowBuffer<'a>,
+        range: &Range<u64>,
+        most: u64,
+    ) -> Result<(), Error> {
         let end = range
             .end
             .max(range.start.saturating_add(most))
             .min(self.size);
+        if end - range.start > LARGE && buffer.large_read.is_none() {
+            buffer.large_read = Some(self.memory.large_reads.begin());
+        }
         buffer.at = range.start;
-        (self.read)(range.start..end, &mut buffer.bytes)
+        let began = Instant::now();
+        let read = (self.read)(range.start..end, &mut buffer.bytes);
+        buffer.took = began.elapsed();
+        read
     }
 
     fn error(&self, fault: ShardFault) -> Error {

@@ -116,9 +116,9 @@ fn an_index_is_reused_without_a_request_and_made_anew_for_a_replaced_shard() {
     let first = opened(&list, &stores, scratch.path()).unwrap();
     assert_eq!(first.origins, origins(0, 0, 4));
     let counts = server.counts();
-    // A read of 64 KiB and one of the rest for each shard; listings for the shards, and for indexes beside them.
+    // A read for each shard; listings for the shards, and for indexes beside them.
     assert!(
-        counts.gets <= 8 && counts.lists <= 4 && counts.heads == 0,
+        counts.gets == 4 && counts.lists <= 4 && counts.heads == 0,
         "{counts:?}"
     );
     check(&first, 200);
@@ -132,6 +132,60 @@ fn an_index_is_reused_without_a_request_and_made_anew_for_a_replaced_shard() {
     let third = opened(&list, &stores, scratch.path()).unwrap();
     assert_eq!(third.origins, origins(3, 0, 1));
     check(&third, 180);
+}
+
+#[test]
+fn images_that_were_read_for_an_index_are_taken_once_and_from_the_same_content_only() {
+    let (server, stores) = server();
+    let stores = stores.with_early_reads(1 << 20);
+    let scratch = tempfile::tempdir().unwrap();
+    server.put(BUCKET, "t-0.tar", &shard(0, 50, 2000));
+    server.put(BUCKET, "t-1.tar", &shard(50, 50, 2000));
+    let list = in_bucket("t-{0..1}.tar");
+    drop(opened(&list, &stores, scratch.path()).unwrap());
+    server.put(BUCKET, "t-1.tar", &shard(60, 50, 2000));
+    // The index is kept, and the images are those of the opening before.
+    let again = opened(&list, &stores, scratch.path()).unwrap();
+    assert_eq!(again.origins, origins(1, 0, 1));
+    assert_eq!(server.counts().gets, 3);
+    let take = |open: &OpenShards, id: u32| {
+        let extent = open.samples.extent(id);
+        let early = open.early[extent.object as usize].as_ref()?;
+        early.take(extent.at, open.samples.length(id))
+    };
+    for (id, content) in [(0, 0), (49, 49), (50, 60), (99, 109)] {
+        assert_eq!(take(&again, id).unwrap().bytes, vec![content; 2000]);
+        assert!(take(&again, id).is_none());
+    }
+    let other_parts = TarShards::named(&[format!("s3://{BUCKET}/t-0.tar")], "jpg", None).unwrap();
+    let other = opened(&other_parts, &stores, scratch.path()).unwrap();
+    assert_eq!(take(&other, 0).unwrap().bytes, vec![0; 2000]);
+}
+
+#[test]
+fn a_shard_that_is_replaced_while_it_is_opened_is_listed_anew() {
+    let (server, stores) = server();
+    let scratch = tempfile::tempdir().unwrap();
+    server.put(BUCKET, "t-0.tar", &shard(0, 5, 2000));
+    // The listing is answered with what was there when it was asked for.
+    server.set(Faults {
+        latency: Duration::from_secs(1),
+        ..Faults::default()
+    });
+    let list = in_bucket("t-0.tar");
+    let open = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let end = Instant::now() + Duration::from_secs(60);
+            while server.counts().lists == 0 && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            server.put(BUCKET, "t-0.tar", &shard(0, 7, 1000));
+        });
+        opened(&list, &stores, scratch.path()).unwrap()
+    });
+    server.set(Faults::default());
+    assert!(server.counts().lists > 2, "{:?}", server.counts());
+    check(&open, 7);
 }
 
 #[test]
@@ -185,7 +239,8 @@ fn images_of_all_sizes_have_checksums_if_somebody_wants_them() {
     let scratch = tempfile::tempdir().unwrap();
     let folder = IndexFolder::at(scratch.path());
     server.put(BUCKET, "small-0.tar", &shard(0, 5, 2000));
-    server.put(BUCKET, "large-0.tar", &shard(0, 5, 300_000));
+    // Larger than what is read whole.
+    server.put(BUCKET, "large-0.tar", &shard(5, 30, 300_000));
     let open = |name: &str| opened(&in_bucket(name), &stores, scratch.path()).unwrap();
     let is_verified = |open: &OpenShards| !open.samples.is_intact(3, b"another image");
     assert!(is_verified(&open("small-0.tar")) && !is_verified(&open("large-0.tar")));
@@ -195,7 +250,7 @@ fn images_of_all_sizes_have_checksums_if_somebody_wants_them() {
     assert_eq!(made.unwrap().origins, origins(0, 0, 2));
     let both = open("{small,large}-0.tar");
     assert_eq!(both.origins, origins(2, 0, 0));
-    for id in 0..10 {
+    for id in 0..35 {
         let mut bytes = Vec::new();
         both.objects
             .read(both.samples.extent(id), &mut bytes)

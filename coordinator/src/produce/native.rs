@@ -127,6 +127,8 @@ impl Recipe {
         if let Ok(cost) = &prepared {
             self.costs.record(key.id, cost);
         }
+        // If it came from memory or from the local disk, nobody will ask for what was read early.
+        drop(self.dataset.take_early(key.id));
         prepared
     }
 
@@ -588,14 +590,38 @@ impl Recipe {
         {
             return Ok(fetch_time(start.elapsed()).into());
         }
+        let took = self.read_whole(id, into, start)?;
+        Ok(PreparationCost {
+            fetched_bytes: into.len() as u64,
+            ..fetch_time(took).into()
+        })
+    }
+
+    /// Reads a sample that is not on the local disk. Returns the time since `start`, or the time that reading it took when
+    /// its dataset was opened: a later epoch has to read it again.
+    fn read_whole(&self, id: u32, into: &mut Vec<u8>, start: Instant) -> Result<Duration, Failure> {
+        if let Some(mut early) = self.dataset.take_early(id) {
+            *into = std::mem::take(&mut early.bytes);
+            return Ok(early.took);
+        }
         let is_read = self.take_from_block(id, |bytes| bytes.clone_into(into))?;
         if !is_read {
             self.read(id, |dataset, id| dataset.fetch(id, into))?;
         }
-        Ok(PreparationCost {
-            fetched_bytes: into.len() as u64,
-            ..fetch_time(start.elapsed()).into()
-        })
+        Ok(start.elapsed())
+    }
+
+    /// Does the same with a buffer of exactly the sample's length.
+    fn read_into(&self, id: u32, into: &mut [u8], start: Instant) -> Result<Duration, Failure> {
+        if let Some(early) = self.dataset.take_early(id) {
+            into.copy_from_slice(&early.bytes);
+            return Ok(early.took);
+        }
+        let is_read = self.take_from_block(id, |bytes| into.copy_from_slice(bytes))?;
+        if !is_read {
+            self.read(id, |dataset, id| dataset.fetch_into(id, into))?;
+        }
+        Ok(start.elapsed())
     }
 
     fn admit_to(
@@ -726,19 +752,18 @@ impl Recipe {
         let into = reservation.as_mut_slice();
         let disk = self.disk_of(id);
         let is_on_disk = disk.is_some_and(|disk| marked(|| disk.read_into(id, into)));
-        if !is_on_disk {
-            let is_read = self.take_from_block(id, |bytes| into.copy_from_slice(bytes))?;
-            if !is_read {
-                self.read(id, |dataset, id| dataset.fetch_into(id, into))?;
-            }
-        }
+        let took = if is_on_disk {
+            start.elapsed()
+        } else {
+            self.read_into(id, into, start)?
+        };
         reservation.commit();
         if is_on_disk {
             cache.count_double();
         }
         let cost = PreparationCost {
             fetched_bytes: if is_on_disk { 0 } else { length },
-            ..fetch_time(start.elapsed()).into()
+            ..fetch_time(took).into()
         };
         Ok(Some(AdmittedFile {
             bytes: length,

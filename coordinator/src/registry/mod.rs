@@ -60,6 +60,9 @@ use crate::{Result, Settings};
 /// Longest wait for a stream that is being closed, because its fork server could be used again.
 const CLOSING: Duration = Duration::from_secs(2);
 
+/// Bytes that were read when tar shards were opened, and that wait in memory until a job uses them.
+const EARLY_READS: u64 = 256 << 20;
+
 /// The datasets, caches and streams that are open on this node.
 pub(crate) struct Registry {
     pub(crate) settings: Settings,
@@ -119,7 +122,7 @@ impl Registry {
         Ok(Registry {
             costs: AllCosts::new(settings.costs),
             throttle: Arc::new(ReadThrottle::new(settings.storage)),
-            stores: Stores::new(settings.storage_patience),
+            stores: Stores::new(settings.storage_patience).with_early_reads(EARLY_READS),
             settings,
             workers,
             disk,

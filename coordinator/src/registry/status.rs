@@ -46,6 +46,7 @@ fn snapshot(registry: &Arc<Registry>, slow: u32) -> Status {
         disk: registry.disk.as_ref().map(DiskTier::status),
         streams: registry.stream_status(slow),
         stores: stores(registry),
+        early_bytes: registry.stores.early_reads().held(),
         outages: outages(registry),
         gpus: gpus(registry),
     }

@@ -20,10 +20,12 @@
 
 mod answer;
 mod client;
+mod early_reads;
 mod error;
 mod file;
 mod health;
 mod io_runtime;
+mod large_reads;
 mod listed;
 mod names;
 mod objects;
@@ -36,9 +38,11 @@ mod target;
 mod throttle;
 mod traffic;
 
+pub use early_reads::{EarlyObject, EarlyPart, EarlyReads};
 pub use error::{Error, ErrorKind};
 pub use file::{MOST_BYTES, open as open_regular};
 pub use health::OutageReport;
+pub use large_reads::{LargeRead, LargeReads};
 pub use objects::{Extent, ObjectTable};
 pub use open_files::{LocalIdentity, local_identity};
 pub use probe::ReadTimes;

@@ -7,9 +7,11 @@ use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_shared_memory::lock::lock;
 
 use crate::client::Variables;
+use crate::early_reads::EarlyReads;
 use crate::error::Error;
 use crate::health::OutageReport;
 use crate::io_runtime::IoRuntime;
+use crate::large_reads::LargeReads;
 use crate::remote::RemoteStore;
 use crate::traffic::StoreTraffic;
 
@@ -22,6 +24,8 @@ pub struct Stores {
     patience: Duration,
     io: OnceLock<Arc<IoRuntime>>,
     open: Mutex<Vec<Arc<RemoteStore>>>,
+    early_reads: EarlyReads,
+    large_reads: LargeReads,
 }
 
 impl Default for Stores {
@@ -39,6 +43,8 @@ impl Stores {
             patience,
             io: OnceLock::new(),
             open: Mutex::default(),
+            early_reads: EarlyReads::new(0),
+            large_reads: LargeReads::default(),
         }
     }
 
@@ -47,6 +53,26 @@ impl Stores {
     pub fn with_variable(mut self, name: &str, value: &str) -> Stores {
         self.variables.push((name.to_owned(), value.to_owned()));
         self
+    }
+
+    /// Lets what is read while datasets are opened stay in memory until it is used, `most` bytes of it. Without this,
+    /// nothing stays.
+    #[must_use]
+    pub fn with_early_reads(mut self, most: u64) -> Stores {
+        self.early_reads = EarlyReads::new(most);
+        self
+    }
+
+    /// Returns what was read while datasets were opened, and is not used yet.
+    #[must_use]
+    pub fn early_reads(&self) -> &EarlyReads {
+        &self.early_reads
+    }
+
+    /// Returns the large reads that are under way while datasets are opened.
+    #[must_use]
+    pub fn large_reads(&self) -> &LargeReads {
+        &self.large_reads
     }
 
     /// Returns the time that a read waits for a store that does not answer.

@@ -95,6 +95,15 @@ CONSTANTS = {
         (r"keeps the departure for an (hour)", "registry/departures.rs", "KEPT"),
         (r"Up to (\d+ MiB) waits for it there", "connection/reply_queue.rs", "MOST_QUEUED"),
     ],
+    "explanation/remote-storage.md": [
+        (r"for a shard of up to (\d+ MiB);", "storage/src/large_reads.rs", "BYTES"),
+        (r"are listed anew, (\w+) times at most", "shards/src/open.rs", "MOST_LISTINGS"),
+        (r"At most (\d+) requests of several MiB", "storage/src/large_reads.rs", "AT_ONCE"),
+        (r"memory \| (\d+ MiB) for all datasets", "registry/mod.rs", "EARLY_READS"),
+    ],
+    "how-to/object-stores.md": [
+        (r"the indexes were made, (\d+ MiB) of them", "registry/mod.rs", "EARLY_READS"),
+    ],
     "explanation/waits.md": [
         (r"armed from the beginning \| (\S+ s)", "stream/driver.rs", "POLL_INTERVAL"),
         (r"to prepare; the end \| condition variable \| (\S+ s)", "produce/threads/mod.rs", "POLL_INTERVAL"),

@@ -9,6 +9,7 @@ import subprocess
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import coprep
@@ -139,6 +140,65 @@ def test_jobs_that_draw_from_a_window_read_each_part_of_a_shard_once(
             assert seen == [list(range(N))] * 3
     # The header of one image tells how much memory the cache needs.
     assert server.counts()["gets"] - before <= SHARDS + 1
+
+
+@pytest.mark.parametrize("options", [{"shuffle_window": 40}, {}], ids=["window", "whole"])
+def test_jobs_that_open_new_shards_together_read_each_byte_once(
+    socket_path: Path, server: ObjectServer, stored: str, cache_home: Path, options: dict[str, Any]
+) -> None:
+    before = server.counts()
+    opened = Barrier(8)
+    after_first: list[int] = []
+
+    def epochs(_: int) -> list[list[int]]:
+        with loader(coprep.WebDataset(stored), shuffle=True, cache="encoded", **options) as train:
+            first = sorted(ids(train))
+            opened.wait(WAIT)
+            after_first.append(server.counts()["gets"])
+            return [first, *(sorted(ids(train)) for _ in range(2))]
+
+    with ThreadPoolExecutor(8) as pool:
+        for seen in pool.map(epochs, range(8)):
+            assert seen == [list(range(N))] * 3
+    after = server.counts()
+    # One request for each shard serves for its index, for the sizes of decoded images, and for the first epoch.
+    assert after["gets"] - before["gets"] == SHARDS
+    assert after_first == [after["gets"]] * 8, "later epochs come from memory"
+    assert len(index_files(cache_home)) == SHARDS
+    assert coprep.status()["early_bytes"] == 0
+
+
+def test_what_was_read_for_an_index_serves_the_job_that_comes_next(
+    socket_path: Path, server: ObjectServer, stored: str
+) -> None:
+    before = server.counts()["gets"]
+    assert len(coprep.WebDataset(stored)) == N
+    assert coprep.status()["early_bytes"] > 0
+    with loader(coprep.WebDataset(stored), cache="encoded") as train:
+        assert sorted(ids(train)) == list(range(N))
+    assert server.counts()["gets"] - before == SHARDS
+    assert coprep.status()["early_bytes"] == 0
+
+
+def test_a_warm_up_of_new_shards_reads_each_byte_once(socket_path: Path, server: ObjectServer, stored: str) -> None:
+    before = server.counts()["gets"]
+    done = run("warm", stored, "--form", "encoded")
+    assert done.returncode == 0, done.stderr
+    with loader(coprep.WebDataset(stored), cache="encoded") as train:
+        assert sorted(ids(train)) == list(range(N))
+    assert server.counts()["gets"] - before == SHARDS
+
+
+def test_what_was_read_for_an_index_is_not_used_for_a_shard_that_was_replaced(
+    socket_path: Path, server: ObjectServer, shards: Path, stored: str
+) -> None:
+    assert len(coprep.WebDataset(stored)) == N
+    server.put("bucket", "shards/train-003.tar", (shards / "train-000.tar").read_bytes())
+    pipeline = coprep.WebDataset(stored).decode().resize(32).center_crop(32)
+    with coprep.DataLoader(pipeline, batch_size=1, shuffle=False, cache="encoded", framework="numpy") as train:
+        images = [batch[0].tobytes() for batch in train]
+    each = N // SHARDS
+    assert images[3 * each :] == images[:each] != images[each : 2 * each]
 
 
 def test_a_window_is_as_many_neighbours_as_it_says_in_an_order_of_the_seed(
@@ -321,6 +381,9 @@ def test_a_shard_replaced_in_mid_run_is_one_error_that_names_it(
     name = f"{shards}/train-002.tar" if place == "local" else "s3://bucket/shards/train-002.tar"
     urls = str(shards / BRACES) if place == "local" else stored
     other = (shards / "train-000.tar").read_bytes()
+    assert len(coprep.WebDataset(urls)) == N
+    # What was read for the indexes would be used in place of the new bytes.
+    coprep.stop()
     options = {"cache": "off", "shuffle": False, "batch_size": 4}
     with (
         loader(coprep.WebDataset(urls), **options) as raises,

@@ -73,6 +73,11 @@ fn coordinator(s: &Status) -> Vec<Family> {
             "Bytes that all caches may take together.",
             one(s.cache_budget),
         ),
+        family(
+            "coprep_storage_early_bytes",
+            "Bytes of memory of samples that were read when their dataset was opened, and are not used yet.",
+            one(s.early_bytes),
+        ),
     ]
 }
 

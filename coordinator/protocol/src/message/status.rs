@@ -27,6 +27,8 @@ pub struct Status {
     pub streams: Vec<StreamStatus>,
     /// Remote stores that were opened.
     pub stores: Vec<StoreStatus>,
+    /// Bytes of memory of samples that were read when their dataset was opened, and that no job has used yet.
+    pub early_bytes: u64,
     /// Remote stores that do not answer at present.
     pub outages: Vec<OutageStatus>,
     /// Copies to each GPU that jobs use.

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use coprep_protocol::spec::TarShards;
+use coprep_storage::Stores;
 use proptest::prelude::*;
 use tar::{Builder, EntryType, Header};
 use xxhash_rust::xxh3::xxh3_64;
@@ -12,12 +13,14 @@ use super::*;
 const SIZES: [ReadSizes; 3] = [
     ReadSizes::LOCAL,
     ReadSizes {
+        whole: 0,
         first: 1,
         hop: 1,
         through: 1,
         small: 0,
     },
     ReadSizes {
+        whole: 0,
         first: 700,
         hop: 900,
         through: 3000,
@@ -52,6 +55,18 @@ impl<'a> MemoryShard<'a> {
     }
 
     fn scan(&self, sizes: ReadSizes, label: Option<&str>) -> Result<SampleTable, String> {
+        let (table, early) = self.scan_in(&Stores::default(), sizes, label)?;
+        assert!(early.is_empty());
+        Ok(table)
+    }
+
+    /// Scans with the memory of `stores`.
+    fn scan_in(
+        &self,
+        stores: &Stores,
+        sizes: ReadSizes,
+        label: Option<&str>,
+    ) -> Result<(SampleTable, EarlyImages), String> {
         let read = |range: Range<u64>, into: &mut Vec<u8>| {
             self.reads.set(self.reads.get() + 1);
             self.read_bytes
@@ -67,6 +82,10 @@ impl<'a> MemoryShard<'a> {
             sizes,
             reads_images: self.reads_images,
             read: &read,
+            memory: ScanMemory {
+                early_reads: Some(stores.early_reads()),
+                large_reads: stores.large_reads(),
+            },
         };
         reader
             .scan(&parts(label))
@@ -152,16 +171,52 @@ fn images_that_are_read_through_have_a_checksum_and_all_have_one_on_demand() {
         check(&bytes, &table, &lengths);
         assert_eq!(table.checksums, right);
     }
-    let through = MemoryShard::new(&bytes).scan(ReadSizes::remote(1), Some("cls"));
+    let through = MemoryShard::new(&bytes).scan(ReadSizes::REMOTE, Some("cls"));
     assert_eq!(through.unwrap().checksums, right);
-    let large = archive(&[300_000; 3]);
-    let hops = MemoryShard::new(&large).scan(ReadSizes::remote(1), Some("cls"));
+    let large = archive(&[300_000; 30]);
+    let hops = MemoryShard::new(&large).scan(ReadSizes::REMOTE, Some("cls"));
     assert!(hops.unwrap().checksums.is_empty());
 }
 
 #[test]
+fn a_small_shard_is_read_by_one_request() {
+    for lengths in [&[2000; 500][..], &[2_000_000; 3]] {
+        let bytes = archive(lengths);
+        let shard = MemoryShard::new(&bytes);
+        let table = shard.scan(ReadSizes::REMOTE, Some("cls")).unwrap();
+        check(&bytes, &table, lengths);
+        assert!(!table.checksums.is_empty());
+        let read = (shard.reads.get(), shard.read_bytes.get());
+        assert_eq!(read, (1, bytes.len() as u64));
+    }
+}
+
+#[test]
+fn images_that_are_read_through_are_kept_as_far_as_there_is_room() {
+    let lengths = [700, 0, 3, 700, 513];
+    let bytes = archive(&lengths);
+    for sizes in [ReadSizes::REMOTE, SIZES[2]] {
+        let stores = Stores::default().with_early_reads(1 << 20);
+        let (table, early) = MemoryShard::new(&bytes)
+            .scan_in(&stores, sizes, Some("cls"))
+            .unwrap();
+        assert_eq!(early.len(), lengths.len());
+        for (sample, at) in table.at.iter().enumerate() {
+            assert_eq!(early[at].bytes, vec![sample as u8; lengths[sample]]);
+        }
+        assert!(stores.early_reads().held() >= 1916);
+        drop(early);
+        assert_eq!(stores.early_reads().held(), 0);
+        let stores = Stores::default().with_early_reads(1000);
+        let some = MemoryShard::new(&bytes).scan_in(&stores, sizes, Some("cls"));
+        let (again, early) = some.unwrap();
+        assert_eq!((again, early.len()), (table, 2));
+    }
+}
+
+#[test]
 fn large_images_are_not_read_and_small_ones_need_few_reads() {
-    let sizes = ReadSizes::remote(64);
+    let sizes = ReadSizes::REMOTE;
     let large = archive(&[2_000_000; 12]);
     let shard = MemoryShard::new(&large);
     shard.scan(sizes, Some("cls")).unwrap();

@@ -118,6 +118,7 @@ pub(crate) fn two_statuses() -> (Status, Status) {
             a_stream(2, vec![a_job(1)]),
         ],
         stores: Vec::new(),
+        early_bytes: 0,
         outages: Vec::new(),
         gpus: Vec::new(),
     };
