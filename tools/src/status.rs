@@ -10,8 +10,8 @@ use coprep_protocol::message::{
     CacheForm, CacheStatus, CostStatus, DiskCacheStatus, DiskStatus, FormStatus, GpuStatus,
     JobStatus, OutageStatus, RingStatus, SampleCost, Status, StreamStatus,
 };
-use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::parquet_files::names_parquet;
+use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::shard_list::{DEFAULT_IMAGE, names_shards};
 use coprep_protocol::size::human;
 use coprep_protocol::spec::{ParquetFiles, TarShards};

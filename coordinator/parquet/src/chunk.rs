@@ -138,7 +138,10 @@ impl<T> Values<T> {
     }
 
     /// Returns a value or `None` for each row.
-    fn spread<Out>(self, convert: impl Fn(T) -> Out) -> std::result::Result<Vec<Option<Out>>, String> {
+    fn spread<Out>(
+        self,
+        convert: impl Fn(T) -> Out,
+    ) -> std::result::Result<Vec<Option<Out>>, String> {
         let mut values = self.values.into_iter().map(convert);
         let spread: Vec<Option<Out>> = if self.max_level == 0 {
             values.map(Some).collect()
@@ -175,7 +178,9 @@ impl ChunkReader for BoundedChunk {
     /// Called at the header of each page. The library takes as much memory as a header says before it decompresses the
     /// page, so the size is looked at here.
     fn get_read(&self, start: u64) -> Result<Self::T> {
-        let rest = usize::try_from(start).ok().filter(|&at| at <= self.chunk.len());
+        let rest = usize::try_from(start)
+            .ok()
+            .filter(|&at| at <= self.chunk.len());
         let rest = rest.map(|at| self.chunk.slice(at..));
         let rest = rest.ok_or_else(|| ParquetError::EOF("a page lies behind its chunk".into()))?;
         match page_size(&rest) {
@@ -189,7 +194,9 @@ impl ChunkReader for BoundedChunk {
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
         let start = usize::try_from(start).unwrap_or(usize::MAX);
-        let end = start.checked_add(length).filter(|&end| end <= self.chunk.len());
+        let end = start
+            .checked_add(length)
+            .filter(|&end| end <= self.chunk.len());
         let end = end.ok_or_else(|| ParquetError::EOF("a page lies behind its chunk".into()))?;
         Ok(self.chunk.slice(start..end))
     }
@@ -260,8 +267,16 @@ mod tests {
     fn the_size_of_a_page_is_read_from_its_header() {
         // Type 0, and 300 as a zigzag number of two bytes.
         assert_eq!(page_size(&[0x15, 0, 0x15, 0xd8, 0x04, 0x15]), Some(300));
-        assert_eq!(page_size(&[0x15, 0, 0x15, 0xfe, 0xff, 0xff, 0xff, 0x0f]), Some((1 << 31) - 1));
-        for cut in [&[][..], &[0x15], &[0x15, 0, 0x15, 0x80], &[0x05, 0, 0x15, 2]] {
+        assert_eq!(
+            page_size(&[0x15, 0, 0x15, 0xfe, 0xff, 0xff, 0xff, 0x0f]),
+            Some((1 << 31) - 1)
+        );
+        for cut in [
+            &[][..],
+            &[0x15],
+            &[0x15, 0, 0x15, 0x80],
+            &[0x05, 0, 0x15, 2],
+        ] {
             assert_eq!(page_size(cut), None, "{cut:?}");
         }
         let endless = [0x15, 0, 0x15, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];

@@ -110,7 +110,10 @@ fn kind(column: &ColumnDescriptor) -> String {
 }
 
 /// Returns the label that all rows of a chunk have, if its statistics tell.
-pub(crate) fn only_label(statistics: Option<&Statistics>, column: &ColumnDescriptor) -> Option<i64> {
+pub(crate) fn only_label(
+    statistics: Option<&Statistics>,
+    column: &ColumnDescriptor,
+) -> Option<i64> {
     // Of unsigned numbers the order in statistics is that of the writer.
     let is_told = |s: &&Statistics| s.null_count_opt() == Some(0) && !is_unsigned(column);
     let statistics = statistics.filter(is_told)?;
@@ -128,7 +131,11 @@ pub(crate) fn only_label(statistics: Option<&Statistics>, column: &ColumnDescrip
 pub(crate) fn class_names(metadata: Option<&Vec<KeyValue>>, label: &str) -> Option<Vec<String>> {
     let entry = metadata?.iter().find(|entry| entry.key == "huggingface")?;
     let features: Value = serde_json::from_str(entry.value.as_ref()?).ok()?;
-    let names = features.get("info")?.get("features")?.get(label)?.get("names")?;
+    let names = features
+        .get("info")?
+        .get("features")?
+        .get(label)?
+        .get("names")?;
     let name = |name: &Value| name.as_str().map(str::to_owned);
     names.as_array()?.iter().map(name).collect()
 }

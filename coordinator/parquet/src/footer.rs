@@ -220,7 +220,10 @@ impl FooterReader<'_> {
         let column = chunk.column_path().string();
         if chunk.file_path().is_some_and(|path| !path.is_empty()) {
             let what = format!("its column {column} lies in another file");
-            return Err(FileFault::new(what, "name that file, or write all columns into one"));
+            return Err(FileFault::new(
+                what,
+                "name that file, or write all columns into one",
+            ));
         }
         if !is_decompressed(chunk.compression_codec()) {
             let what = format!(
@@ -232,7 +235,9 @@ impl FooterReader<'_> {
                 "write it uncompressed, or by snappy, zstd, gzip or lz4",
             ));
         }
-        let at = chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset());
+        let at = chunk
+            .dictionary_page_offset()
+            .unwrap_or(chunk.data_page_offset());
         let (len, decompressed) = (chunk.compressed_size(), chunk.uncompressed_size());
         let largest = len.max(decompressed);
         if largest > 0 && largest.unsigned_abs() > self.most {
@@ -245,7 +250,9 @@ impl FooterReader<'_> {
         let is_inside = at >= 0
             && len > 0
             && decompressed >= 0
-            && at.checked_add(len).is_some_and(|end| end.unsigned_abs() <= self.size);
+            && at
+                .checked_add(len)
+                .is_some_and(|end| end.unsigned_abs() <= self.size);
         if !is_inside || chunk.num_values() != rows {
             let what = format!("the place or the length of its column {column} makes no sense");
             return Err(FileFault::damaged(what));
@@ -260,13 +267,19 @@ impl FooterReader<'_> {
 }
 
 /// Remedy for a row group that is too large to be read at once.
-const SMALLER_GROUPS: &str = "write the file with smaller row groups, such as row_group_size=100 in pyarrow";
+const SMALLER_GROUPS: &str =
+    "write the file with smaller row groups, such as row_group_size=100 in pyarrow";
 
 /// Returns `true` if chunks that were compressed in this way can be read.
 fn is_decompressed(codec: CompressionCodec) -> bool {
     use CompressionCodec as Codec;
     matches!(
         codec,
-        Codec::UNCOMPRESSED | Codec::SNAPPY | Codec::GZIP | Codec::LZ4 | Codec::LZ4_RAW | Codec::ZSTD
+        Codec::UNCOMPRESSED
+            | Codec::SNAPPY
+            | Codec::GZIP
+            | Codec::LZ4
+            | Codec::LZ4_RAW
+            | Codec::ZSTD
     )
 }

@@ -99,18 +99,13 @@ struct LabelReader<'a> {
 
 impl LabelReader<'_> {
     /// Returns the labels of all rows, or none if no label is used.
-    fn all(
-        &self,
-        at_once: usize,
-        goes_on: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<Vec<i64>, Error> {
+    fn all(&self, at_once: usize, goes_on: &mut dyn FnMut(u64) -> bool) -> Result<Vec<i64>, Error> {
         let groups = self.footers.iter().enumerate();
         let groups: Vec<(usize, usize)> = groups
             .flat_map(|(file, footer)| (0..footer.groups.len()).map(move |group| (file, group)))
             .collect();
         let files = self.footers.len() as u64;
         let mut labels = Vec::new();
-        // Of the groups, only those that need a request are many at once worth.
         let read = |at: usize| self.group(groups[at].0, groups[at].1);
         let is_awaited = &mut |_| goes_on(files);
         for group in in_parallel(groups.len(), at_once, &read, is_awaited)? {
@@ -176,7 +171,7 @@ fn in_parallel<T: Send>(
     let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
     let (sender, done) = mpsc::channel();
     let mut results: Vec<Option<T>> = (0..count).map(|_| None).collect();
-    let mut failed: Option<(usize, Error)> = None;
+    let (mut failed, mut is_awaited): (Option<(usize, Error)>, bool) = (None, true);
     std::thread::scope(|scope| {
         for _ in 0..at_once.min(count) {
             let (sender, next, is_over) = (sender.clone(), &next, &is_over);
@@ -203,7 +198,8 @@ fn in_parallel<T: Send>(
                 Err(_) => {}
             }
             finished += 1;
-            if failed.is_some() || !goes_on(finished) {
+            is_awaited = is_awaited && goes_on(finished);
+            if failed.is_some() || !is_awaited {
                 is_over.store(true, Ordering::Relaxed);
             }
         }
@@ -211,10 +207,9 @@ fn in_parallel<T: Send>(
     if let Some((_, error)) = failed {
         return Err(error);
     }
-    let results: Vec<T> = results.into_iter().flatten().collect();
-    if results.len() < count {
+    if !is_awaited {
         let what = "nobody waits for the files any more";
         return Err(Error::new(ErrorKind::Invalid, what));
     }
-    Ok(results)
+    Ok(results.into_iter().flatten().collect())
 }

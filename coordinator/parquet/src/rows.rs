@@ -173,7 +173,9 @@ impl ParquetRows {
     ) -> Result<Out, ReadFailure> {
         let at = self.group_of(id);
         let images = self.held.get(at as u32, || self.read_group(objects, at))?;
-        let first = at.checked_sub(1).map_or(0, |before| self.groups[before].end);
+        let first = at
+            .checked_sub(1)
+            .map_or(0, |before| self.groups[before].end);
         let row = (u64::from(id) - first) as usize;
         let Some(image) = images.get(row).and_then(Option::as_ref) else {
             let group = self.describe(objects, at);
@@ -194,7 +196,9 @@ impl ParquetRows {
     }
 
     fn group_of(&self, id: u32) -> usize {
-        let at = self.groups.partition_point(|group| group.end <= u64::from(id));
+        let at = self
+            .groups
+            .partition_point(|group| group.end <= u64::from(id));
         assert!(at < self.groups.len(), "row {id} of {}", self.rows());
         at
     }
@@ -215,7 +219,11 @@ impl ParquetRows {
                 Ok(images) => return Ok(images),
                 Err(why) => failed = why,
             }
-            tracing::warn!(group = self.describe(objects, at), why = failed, "a row group cannot be decoded");
+            tracing::warn!(
+                group = self.describe(objects, at),
+                why = failed,
+                "a row group cannot be decoded"
+            );
         }
         let what = format!("{} cannot be decoded: {failed}", self.describe(objects, at));
         lock(&self.damaged).insert(at as u32, what.clone());

@@ -28,7 +28,10 @@ fn image(row: usize) -> Vec<u8> {
 
 fn write_images(group: &mut SerializedRowGroupWriter<'_, Vec<u8>>, images: &[Option<Vec<u8>>]) {
     let mut column = group.next_column().unwrap().unwrap();
-    let levels: Vec<i16> = images.iter().map(|i| if i.is_some() { 2 } else { 1 }).collect();
+    let levels: Vec<i16> = images
+        .iter()
+        .map(|i| if i.is_some() { 2 } else { 1 })
+        .collect();
     let values: Vec<ByteArray> = images.iter().flatten().map(|i| i.clone().into()).collect();
     let typed = column.typed::<ByteArrayType>();
     typed.write_batch(&values, Some(&levels), None).unwrap();
@@ -63,7 +66,10 @@ fn groups(groups: usize, rows: usize) -> Vec<Group> {
 
 /// Returns a file in the layout of Hugging Face.
 fn written(properties: WriterPropertiesBuilder, groups: &[Group]) -> Vec<u8> {
-    let metadata = vec![KeyValue::new("huggingface".to_owned(), HUGGING_FACE.to_owned())];
+    let metadata = vec![KeyValue::new(
+        "huggingface".to_owned(),
+        HUGGING_FACE.to_owned(),
+    )];
     let properties = properties.set_key_value_metadata(Some(metadata)).build();
     let schema = Arc::new(parse_message_type(NESTED).unwrap());
     let mut file = SerializedFileWriter::new(Vec::new(), schema, Arc::new(properties)).unwrap();
@@ -112,7 +118,10 @@ impl Files {
     }
 
     fn list(&self, image: &str, label: Option<&str>) -> ParquetFiles {
-        let names = self.paths.iter().map(|path| path.to_str().unwrap().to_owned());
+        let names = self
+            .paths
+            .iter()
+            .map(|path| path.to_str().unwrap().to_owned());
         ParquetFiles {
             files: names.collect(),
             image: image.to_owned(),
@@ -130,7 +139,10 @@ impl Files {
         let refused = self.open(image, label).expect_err("it is refused");
         assert_eq!(*refused.kind(), ErrorKind::Invalid);
         let text = refused.to_string();
-        assert!(text.contains(self.folder.path().to_str().unwrap()), "{text}");
+        assert!(
+            text.contains(self.folder.path().to_str().unwrap()),
+            "{text}"
+        );
         text
     }
 }
@@ -179,7 +191,11 @@ fn rows_of_every_codec_and_encoding_are_those_that_were_written() {
     assert_eq!(opened.classes, ["cat", "dog"]);
     for id in 0..total as u32 {
         let row = id as usize % 60;
-        assert_eq!(read(&opened, &objects, id).unwrap(), image(row), "sample {id}");
+        assert_eq!(
+            read(&opened, &objects, id).unwrap(),
+            image(row),
+            "sample {id}"
+        );
         assert_eq!(opened.labels[id as usize], row as i64 % 7);
     }
     assert_eq!(opened.rows.name(61), "row1");
@@ -211,12 +227,18 @@ fn a_null_is_an_error_of_its_row_and_the_others_are_read() {
     let files = Files::of(&[written(WriterProperties::builder(), &rows)]);
     let (opened, objects) = files.open("image", None).unwrap();
     let what = damage_of(read(&opened, &objects, 6).unwrap_err());
-    assert!(what.starts_with("row 2 of row group 1 of ") && what.ends_with("is null"), "{what}");
+    assert!(
+        what.starts_with("row 2 of row group 1 of ") && what.ends_with("is null"),
+        "{what}"
+    );
     assert_eq!(read(&opened, &objects, 7).unwrap(), image(7));
     rows[0][3].1 = None;
     let files = Files::of(&[written(WriterProperties::builder(), &rows)]);
     let text = files.refused("image", Some("label"));
-    assert!(text.contains("row group 0: the label of its row 3 is null"), "{text}");
+    assert!(
+        text.contains("row group 0: the label of its row 3 is null"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -226,16 +248,56 @@ fn files_that_cannot_be_used_are_named_with_a_remedy() {
     let end = encrypted.len();
     encrypted[end - 4..].copy_from_slice(b"PARE");
     for (content, image, label, part) in [
-        (b"".to_vec(), "image", None, "does not end as a parquet file does"),
-        (content[..end - 9].to_vec(), "image", None, "does not end as a parquet file does"),
-        (content[end - 100..].to_vec(), "image", None, "shorter than its own footer"),
+        (
+            b"".to_vec(),
+            "image",
+            None,
+            "does not end as a parquet file does",
+        ),
+        (
+            content[..end - 9].to_vec(),
+            "image",
+            None,
+            "does not end as a parquet file does",
+        ),
+        (
+            content[end - 100..].to_vec(),
+            "image",
+            None,
+            "shorter than its own footer",
+        ),
         (encrypted, "image", None, "is encrypted"),
-        (content.clone(), "picture", None, "no column picture for image=, but image.bytes, image.path, label"),
-        (content.clone(), "image", Some("class"), "no column class for label="),
-        (content.clone(), "label", None, "holds int64, and images are binary"),
+        (
+            content.clone(),
+            "picture",
+            None,
+            "no column picture for image=, but image.bytes, image.path, label",
+        ),
+        (
+            content.clone(),
+            "image",
+            Some("class"),
+            "no column class for label=",
+        ),
+        (
+            content.clone(),
+            "label",
+            None,
+            "holds int64, and images are binary",
+        ),
         (content.clone(), "image.path", None, "holds text"),
-        (content.clone(), "image", Some("image.bytes"), "labels are integers"),
-        (written(WriterProperties::builder(), &[]), "image", None, "has no rows"),
+        (
+            content.clone(),
+            "image",
+            Some("image.bytes"),
+            "labels are integers",
+        ),
+        (
+            written(WriterProperties::builder(), &[]),
+            "image",
+            None,
+            "has no rows",
+        ),
     ] {
         let text = Files::of(&[content]).refused(image, label);
         assert!(text.contains(part), "{part}: {text}");
@@ -249,7 +311,10 @@ fn a_row_group_that_is_too_large_is_refused_before_memory_is_taken() {
     let list = files.list("image", None);
     let refused = open_within(&list, &objects, &sizes, 10_000, &mut |_| true);
     let text = refused.expect_err("it is refused").to_string();
-    assert!(text.contains("row group 0") && text.contains("smaller row groups"), "{text}");
+    assert!(
+        text.contains("row group 0") && text.contains("smaller row groups"),
+        "{text}"
+    );
     assert!(open_within(&list, &objects, &sizes, MOST_CHUNK, &mut |_| true).is_ok());
 }
 
@@ -263,7 +328,10 @@ fn a_damaged_page_is_an_error_of_its_group_and_is_not_read_for_each_row() {
     let (opened, objects) = files.open("image", None).unwrap();
     for id in 0..10 {
         let what = damage_of(read(&opened, &objects, id).unwrap_err());
-        assert!(what.starts_with("row group 0 of ") && what.contains("cannot be decoded"), "{what}");
+        assert!(
+            what.starts_with("row group 0 of ") && what.contains("cannot be decoded"),
+            "{what}"
+        );
         // It stays the same error after the file has gone.
         if id == 0 {
             assert_eq!(read(&opened, &objects, 10).unwrap(), image(10));

@@ -77,7 +77,8 @@ impl ParquetFiles {
         label: Option<&str>,
     ) -> Result<ParquetFiles, InvalidFiles> {
         let image = column(image, shard_list::DEFAULT_IMAGE, DEFAULT_IMAGE_COLUMN);
-        let label = label.map(|label| column(label, shard_list::DEFAULT_LABEL, DEFAULT_LABEL_COLUMN));
+        let label =
+            label.map(|label| column(label, shard_list::DEFAULT_LABEL, DEFAULT_LABEL_COLUMN));
         ParquetFiles::named(&[text.to_owned()], image, label)
     }
 
@@ -138,7 +139,10 @@ mod tests {
     fn what_is_not_accepted_is_named_with_a_remedy() {
         for (refused, part) in [
             (named(&[], "image", None), "at least one"),
-            (named(&["ftp://h/x.parquet"], "image", None), "not a storage"),
+            (
+                named(&["ftp://h/x.parquet"], "image", None),
+                "not a storage",
+            ),
             (named(&["x.parquet"], "", None), "names no column"),
             (named(&["x.parquet"], "image", Some("")), "label=\"\""),
         ] {

@@ -429,10 +429,7 @@ impl Registry {
         };
         let numbers = Numbers::of(request, seed, producer.samples())?;
         let windows = match &producer {
-            Producer::Native(recipe) => recipe
-                .blocks
-                .as_ref()
-                .and_then(BlockReads::windows),
+            Producer::Native(recipe) => recipe.blocks.as_ref().and_then(BlockReads::windows),
             _ => None,
         };
         let config = StreamConfig {

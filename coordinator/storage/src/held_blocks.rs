@@ -108,7 +108,8 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
-                    let got = blocks.get(7, || Ok::<u32, ()>(reads.fetch_add(1, Ordering::Relaxed)));
+                    let got =
+                        blocks.get(7, || Ok::<u32, ()>(reads.fetch_add(1, Ordering::Relaxed)));
                     assert_eq!(got.map(|block| *block), Ok(0));
                 });
             }
@@ -121,9 +122,15 @@ mod tests {
         let blocks = HeldBlocks::new(2);
         assert_eq!(blocks.get(1, || Err::<u32, _>("gone")).err(), Some("gone"));
         let get = |block, made| blocks.get(block, || Ok::<u32, ()>(made)).map(|b| *b);
-        assert_eq!((get(1, 10), get(2, 20), get(1, 11)), (Ok(10), Ok(20), Ok(10)));
+        assert_eq!(
+            (get(1, 10), get(2, 20), get(1, 11)),
+            (Ok(10), Ok(20), Ok(10))
+        );
         // The third block takes the place of the second.
-        assert_eq!((get(3, 30), get(1, 12), get(2, 21)), (Ok(30), Ok(10), Ok(21)));
+        assert_eq!(
+            (get(3, 30), get(1, 12), get(2, 21)),
+            (Ok(30), Ok(10), Ok(21))
+        );
         blocks.hold(1);
         assert_eq!((get(2, 22), get(1, 13)), (Ok(21), Ok(13)));
     }

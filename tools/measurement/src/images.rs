@@ -90,7 +90,9 @@ impl ImageOperators {
 pub fn source(named: &Path, image: &str, label: Option<&str>) -> Result<Source> {
     let text = named.to_str();
     if let Some(text) = text.filter(|text| names_parquet(text) && !named.is_dir()) {
-        return Ok(Source::Parquet(ParquetFiles::of_command(text, image, label)?));
+        return Ok(Source::Parquet(ParquetFiles::of_command(
+            text, image, label,
+        )?));
     }
     if let Some(text) = text.filter(|text| names_shards(text) && !named.is_dir()) {
         let shards = TarShards::named(&[text.to_owned()], image, label)?;
