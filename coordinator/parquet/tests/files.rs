@@ -343,7 +343,7 @@ fn a_damaged_page_is_an_error_of_its_group_and_is_not_read_for_each_row() {
 #[test]
 fn a_file_that_was_replaced_is_an_error_of_storage() {
     let content = written(WriterProperties::builder(), &groups(2, 10));
-    let files = Files::of(&[content.clone()]);
+    let files = Files::of(std::slice::from_ref(&content));
     let (opened, objects) = files.open("image", None).unwrap();
     std::fs::write(&files.paths[0], &content[1..]).unwrap();
     let failure = read(&opened, &objects, 0).unwrap_err();
