@@ -54,7 +54,7 @@ $(VENV)/.base: | deps
 
 # The list of packages is in this file, so that an environment of an earlier version gets what it lacks.
 $(VENV)/.checks: $(VENV)/.base Makefile
-	@$(INSTALL_PACKAGES) $(VENV) tree-sitter tree-sitter-rust pytest pytest-timeout pytest-xdist pyte websockets ruff mypy "moto[server]>=5.2,<6"
+	@$(INSTALL_PACKAGES) $(VENV) tree-sitter tree-sitter-rust pytest pytest-timeout pytest-xdist pyte websockets ruff mypy pyarrow "moto[server]>=5.2,<6"
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.base

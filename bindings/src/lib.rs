@@ -61,8 +61,8 @@ mod _coprep {
     use crate::loader::PyLoader;
     #[pymodule_export]
     use crate::pipeline::{
-        PyPipeline, arrays, audio_folder, files, image_folder, restore, tokens, user_dataset,
-        web_dataset,
+        PyPipeline, arrays, audio_folder, files, image_folder, parquet, restore, tokens,
+        user_dataset, web_dataset,
     };
     #[pymodule_export]
     use crate::preparation::PyPreparation;

@@ -7,11 +7,12 @@ use coprep_protocol::array_files;
 use coprep_protocol::dataset_path;
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::operators::{audio_rate, check_next, check_source};
+use coprep_protocol::parquet_files::{DEFAULT_IMAGE_COLUMN, DEFAULT_LABEL_COLUMN};
 use coprep_protocol::shard_list::{DEFAULT_IMAGE, DEFAULT_LABEL};
 use coprep_protocol::spec::{
     ArrayFiles, AudioChannels, DEFAULT_FLIP, DEFAULT_MAX_PIXELS, DEFAULT_MAX_SAMPLES,
-    DEFAULT_RATIO, DEFAULT_SCALE, Dtype, FileList, IdentityPart, LogMel, Op, PipelineSpec,
-    ResizeTo, Source, Tail, TarShards, TokenFiles, UserDataset,
+    DEFAULT_RATIO, DEFAULT_SCALE, Dtype, FileList, IdentityPart, LogMel, Op, ParquetFiles,
+    PipelineSpec, ResizeTo, Source, Tail, TarShards, TokenFiles, UserDataset,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -23,7 +24,7 @@ use crate::operators::{self, SizeArgument, calls, number, numbers};
 
 /// A source of samples, and the operators that prepare one.
 ///
-/// Made by `coprep.ImageFolder`, `coprep.AudioFolder`, `coprep.Files` or `coprep.WebDataset`; by `coprep.Tokens` and
+/// Made by `coprep.ImageFolder`, `coprep.AudioFolder`, `coprep.Files`, `coprep.WebDataset` or `coprep.Parquet`; by `coprep.Tokens` and
 /// `coprep.Arrays`, whose samples are tensors already and take no operators. A pipeline is immutable: every method
 /// returns a new one. It can be pickled, copied and compared.
 ///
@@ -148,6 +149,20 @@ pub(crate) fn web_dataset(
             ops: Vec::new(),
         },
     })
+}
+
+/// Returns the images in a column of parquet files. `files` are paths or URLs, with or without braces.
+#[pyfunction]
+#[pyo3(signature = (files, image=DEFAULT_IMAGE_COLUMN, label=Some(DEFAULT_LABEL_COLUMN)))]
+pub(crate) fn parquet(
+    py: Python<'_>,
+    files: Vec<String>,
+    image: &str,
+    label: Option<&str>,
+) -> PyResult<PyPipeline> {
+    let named = py.detach(|| ParquetFiles::named(&files, image, label));
+    let named = named.map_err(|e| PyValueError::new_err(e.to_string()))?;
+    Ok(PyPipeline::of(Source::Parquet(named)))
 }
 
 /// The keyword arguments of `coprep.Tokens`, as a dict. `dtype` and `out` are names of NumPy's types.
@@ -640,6 +655,10 @@ impl PyPipeline {
             Source::TarShards(list) => (
                 "web_dataset",
                 (&list.shards, &list.image, &list.label).into_pyobject(py)?,
+            ),
+            Source::Parquet(list) => (
+                "parquet",
+                (&list.files, &list.image, &list.label).into_pyobject(py)?,
             ),
             Source::Tokens(list) => {
                 let options = token_options(py, list)?;

@@ -172,6 +172,8 @@ const PROBES: u32 = 4096;
 const SAMPLES_PER_HEAD: u32 = 128;
 /// Most samples of a remote dataset that are probed.
 const MOST_HEADS: u32 = 64;
+/// Most row groups that are read for samples to probe.
+const MOST_GROUPS: u32 = 4;
 /// Margin on an estimate from so few samples.
 const FEW_HEADS_MARGIN: f64 = 1.25;
 
@@ -493,7 +495,7 @@ impl SampleBytes {
         pipeline: &Pipeline,
         form: CacheForm,
     ) -> Result<SampleBytes> {
-        if dataset.is_remote() {
+        if dataset.is_remote() || dataset.is_in_row_groups() {
             SampleBytes::of_listed(dataset, pipeline, form)
         } else {
             Ok(SampleBytes::of_local(dataset, pipeline, form))
@@ -530,11 +532,7 @@ impl SampleBytes {
     /// Returns the bytes of samples in a store. Their lengths were listed, so that only a few samples are asked for: all
     /// at once, for the ratio of their decoded to their stored bytes. They also show whether the store lets anybody read.
     fn of_listed(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> Result<SampleBytes> {
-        let count = (dataset.len() / SAMPLES_PER_HEAD)
-            .clamp(1, MOST_HEADS)
-            .min(dataset.len());
-        let at = |i: u32| (u64::from(i) * u64::from(dataset.len()) / u64::from(count)) as u32;
-        let ids: Vec<u32> = (0..count).map(at).collect();
+        let ids = probed_ids(dataset);
         let (mut probed, mut decoded) = (0u64, 0u64);
         for (&id, head) in ids.iter().zip(dataset.fetch_heads(&ids)) {
             let head = match head {
@@ -543,14 +541,19 @@ impl SampleBytes {
                 // A sample that cannot be read counts as 0 bytes. It is reported when a job asks for it.
                 Err(_) => continue,
             };
-            // Without a listing the head is the best that is known: all of a small file.
-            probed += dataset.listed_len(id).unwrap_or(head.len() as u64);
+            // Without a listing the head is the best that is known: all of a small file. The row group of a row is held.
+            probed += match dataset.listed_len(id) {
+                Some(length) => length,
+                None if dataset.is_in_row_groups() => dataset.file_len(id).unwrap_or(0),
+                None => head.len() as u64,
+            };
             let shape = pipeline.decoded_size(&head);
             decoded += shape.map_or(0, |shape| shape.bytes() as u64);
         }
-        let mean = probed / u64::from(count);
+        let mean = probed / (ids.len() as u64).max(1);
         let length = |id| dataset.listed_len(id).unwrap_or(mean);
-        let stored: u64 = (0..dataset.len()).map(length).sum();
+        let of_all = || (0..dataset.len()).map(length).sum();
+        let stored: u64 = dataset.row_bytes().unwrap_or_else(of_all);
         let kept = match form {
             CacheForm::Encoded => stored,
             _ => (stored as f64 * decoded as f64 / probed.max(1) as f64 * FEW_HEADS_MARGIN) as u64,
@@ -577,6 +580,30 @@ impl SampleBytes {
         SampleBytes {
             wanted: self.wanted.max(bytes),
             ..self
+        }
+    }
+}
+
+/// Returns the samples whose beginnings are read for all: evenly spaced ones, and of row groups few, since each is read as
+/// a whole.
+fn probed_ids(dataset: &Dataset) -> Vec<u32> {
+    let count = (dataset.len() / SAMPLES_PER_HEAD)
+        .clamp(1, MOST_HEADS)
+        .min(dataset.len());
+    let evenly = |of: u32, count: u32| {
+        let at = move |i: u32| (u64::from(i) * u64::from(of) / u64::from(count)) as u32;
+        (0..count).map(at)
+    };
+    match dataset.block_ends(0).filter(|_| dataset.is_in_row_groups()) {
+        None => evenly(dataset.len(), count).collect(),
+        Some(ends) => {
+            let groups = evenly(ends.len() as u32, MOST_GROUPS.min(ends.len() as u32));
+            let ids = groups.flat_map(|group| {
+                let group = group as usize;
+                let first = group.checked_sub(1).map_or(0, |before| ends[before]);
+                first..ends[group].min(first + count.div_ceil(MOST_GROUPS))
+            });
+            ids.collect()
         }
     }
 }

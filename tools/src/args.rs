@@ -221,7 +221,8 @@ fn milliseconds(text: &str) -> Result<Duration, String> {
 #[derive(ClapArgs)]
 #[command(group = ArgGroup::new("what").required(true).args(["folder", "from"]))]
 pub(crate) struct WarmArgs {
-    /// Folder of images with one subfolder per class, or tar shards, such as 's3://bucket/train-{000..099}.tar' (quoted).
+    /// Folder of images with one subfolder per class, tar shards, such as 's3://bucket/train-{000..099}.tar' (quoted), or
+    /// parquet files.
     pub(crate) folder: Option<PathBuf>,
     /// Take datasets, operators and cache settings from a training script, which runs until its first iteration over a
     /// coprep.DataLoader; or from an import string `module:attribute` of a pipeline, a dataset or a loader.
@@ -248,14 +249,16 @@ pub(crate) struct WarmArgs {
     pub(crate) json: bool,
 }
 
-/// The parts of samples in tar shards that are used.
+/// The parts of samples in tar shards, or the columns of parquet files, that are used.
 #[derive(ClapArgs)]
 pub(crate) struct Parts {
-    /// Of shards: take the first of these files of a sample as its image.
-    #[arg(long, value_name = "ENDINGS", default_value = DEFAULT_IMAGE, help_heading = "Tar shards")]
+    /// Of shards: take the first of these files of a sample as its image. Of parquet files: take this column; image if it
+    /// is left out.
+    #[arg(long, value_name = "ENDINGS", default_value = DEFAULT_IMAGE, help_heading = "Tar shards and parquet files")]
     pub(crate) image: String,
-    /// Of shards: take the label from this file, such as cls, or json:FIELD; none: no labels.
-    #[arg(long, value_name = "PART", default_value = DEFAULT_LABEL, help_heading = "Tar shards")]
+    /// Of shards: take the label from this file, such as cls, or json:FIELD; none: no labels. Of parquet files: take this
+    /// column; label if it is left out.
+    #[arg(long, value_name = "PART", default_value = DEFAULT_LABEL, help_heading = "Tar shards and parquet files")]
     label: String,
 }
 

@@ -10,10 +10,11 @@ use coprep_protocol::message::{
     CacheForm, CacheStatus, CostStatus, DiskCacheStatus, DiskStatus, FormStatus, GpuStatus,
     JobStatus, OutageStatus, RingStatus, SampleCost, Status, StreamStatus,
 };
+use coprep_protocol::parquet_files::names_parquet;
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::shard_list::{DEFAULT_IMAGE, names_shards};
 use coprep_protocol::size::human;
-use coprep_protocol::spec::TarShards;
+use coprep_protocol::spec::{ParquetFiles, TarShards};
 use coprep_terminal::{BETWEEN, WIDTH, clean, duration, ending, label, number, table, wrapped};
 
 use crate::output::print_line;
@@ -105,8 +106,11 @@ fn drop_of_dataset(paths: &CoordinatorPaths, named: &str) -> Outcome<u64> {
 
 /// Returns the name that `status` shows for a path or URL.
 fn dataset_name(named: &str) -> Outcome<String> {
+    // The parts of samples, and columns, are no part of the name.
+    if names_parquet(named) && !Path::new(named).is_dir() {
+        return Ok(ParquetFiles::of_command(named, DEFAULT_IMAGE, None)?.name());
+    }
     if names_shards(named) && !Path::new(named).is_dir() {
-        // The parts of samples are no part of the name.
         return Ok(TarShards::named(&[named.to_owned()], DEFAULT_IMAGE, None)?.name());
     }
     Ok(match DatasetUrl::parse(named)? {

@@ -30,6 +30,7 @@ PHRASES = {
     OURS: "Apache License",
     "MIT": "Permission is hereby granted, free of charge",
     "BSD-3-Clause": "Neither the name of",
+    "BSD-2-Clause": "BSD 2-Clause License",
     "Zlib": "This software is provided 'as-is'",
     "BSL-1.0": "Boost Software License",
     "Unicode-3.0": "UNICODE LICENSE V3",
@@ -49,6 +50,11 @@ VENDORED = {
         "libjpeg-turbo",
         "This software is based in part on the work of the Independent JPEG Group.",
         ("libjpeg-turbo/LICENSE.md", "libjpeg-turbo/README.ijg"),
+    ),
+    "zstd-sys": (
+        "Zstandard",
+        "It is under this licence or the GPL-2.0, of which the first is chosen.",
+        ("zstd/LICENSE",),
     ),
 }
 """Crates that compile C, with the library, the sentence that its licence asks for, and the files of its licence."""

@@ -45,6 +45,7 @@ __all__ = [
     "DataLoader",
     "Files",
     "ImageFolder",
+    "Parquet",
     "Pipeline",
     "SampleError",
     "SkippedSampleWarning",
@@ -155,6 +156,38 @@ def WebDataset(  # noqa: N802 - the name is that of the package webdataset
     >>> coprep.WebDataset("s3://bucket/train-{000..099}.tar").decode().random_resized_crop(224)
     """
     return _coprep.web_dataset(_file_names("urls", urls), image, label)
+
+
+def Parquet(  # noqa: N802
+    urls: Path | Iterable[Path], image: str = "image", label: str | None = "label"
+) -> Pipeline:
+    """Returns the images in a column of parquet files, such as those of Hugging Face's Hub.
+
+    Sample ids follow (file, row). When a loader opens the files, their footers and labels are read, several files at a
+    time. Images are read by row groups: no row can be read by itself. So ``DataLoader(shuffle=True)`` draws from a
+    window of row groups with 512 MiB of images unless ``shuffle_window`` says otherwise, and each row group is read
+    once. Images are 8-bit RGB of shape (3, height, width), labels are int64. ``classes`` are those that
+    Hugging Face's ``datasets`` has written into a footer.
+
+    Args:
+        urls: parquet files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or several.
+            Braces are expanded: ``"s3://bucket/train-{00000..00099}-of-00100.parquet"``. Uncompressed, or compressed by
+            snappy, zstd, gzip or lz4. A row group has at most 1 GiB of images; write about 100 rows
+            (``row_group_size=100``).
+        image: column of binary values that are image files, or of structs with the field ``bytes``, as Hugging Face
+            writes them. Other fields follow a dot: ``"sample.image.bytes"``. A column of audio files is for
+            ``decode_audio``, one of arrays for ``decode_npy``.
+        label: column of integers; ``None`` for no labels, which gives 0 for all.
+
+    Raises:
+        ValueError: a name or a column is not accepted. When a loader opens the files: one of them is cut off,
+            encrypted, or no parquet file, lacks a column, or has one of another type; a row group is too large; a label
+            is null.
+        TypeError: ``urls`` is not text.
+
+    >>> coprep.Parquet("s3://bucket/train-{00000..00099}-of-00100.parquet").decode().random_resized_crop(224)
+    """
+    return _coprep.parquet(_file_names("urls", urls), image, label)
 
 
 def Tokens(  # noqa: N802

@@ -23,9 +23,9 @@ Size = int | Iterable[int]
 class Pipeline:
     """A source of samples, and the operators that prepare one.
 
-    Made by ``coprep.ImageFolder``, ``coprep.AudioFolder``, ``coprep.Files`` or ``coprep.WebDataset``; by
-    ``coprep.Tokens`` and ``coprep.Arrays``, whose samples are tensors already and take no operators. A pipeline is
-    immutable: every method returns a new one. It can be pickled, copied and compared.
+    Made by ``coprep.ImageFolder``, ``coprep.AudioFolder``, ``coprep.Files``, ``coprep.WebDataset`` or
+    ``coprep.Parquet``; by ``coprep.Tokens`` and ``coprep.Arrays``, whose samples are tensors already and take no
+    operators. A pipeline is immutable: every method returns a new one. It can be pickled, copied and compared.
 
     Of images ``decode`` comes first and ``normalize`` last. The others may come in any order, as often as you like.
     One of them must fix the size: ``random_resized_crop``, ``center_crop``, or ``resize((height, width))``. Images are
@@ -362,6 +362,7 @@ def image_folder(root: str | os.PathLike[str]) -> Pipeline: ...
 def audio_folder(root: str | os.PathLike[str]) -> Pipeline: ...
 def files(paths: list[str], labels: list[int] | None = None) -> Pipeline: ...
 def web_dataset(shards: list[str], image: str = "jpg;jpeg;png;webp", label: str | None = "cls") -> Pipeline: ...
+def parquet(files: list[str], image: str = "image", label: str | None = "label") -> Pipeline: ...
 
 class TokenOptions(TypedDict):
     """The keyword arguments of ``coprep.Tokens``, with types by their names in NumPy."""

@@ -97,10 +97,11 @@ class DataLoader(TorchInterface, Generic[T_co]):
         batch_size: number of samples in a batch, per rank. ``None``: no batches, one sample at a time.
         shuffle: random order, a new one each epoch. Otherwise ids ascend, whichever other jobs share the stream; with
             ``order="relaxed"`` they may come in another order beside other jobs.
-        shuffle_window: for tar shards, tokens and arrays: draw the random order from about so many samples at a time,
-            which lie together in parts of their files. One request then reads up to 8 MiB, and the coordinator holds
-            the parts in memory, 1.5 times the window. ``None``: from all samples, each of which is a request unless it
-            is cached.
+        shuffle_window: for tar shards, parquet files, tokens and arrays: draw the random order from about so many
+            samples at a time, which lie together in parts of their files. One request then reads up to 8 MiB, or a row
+            group, and the coordinator holds the parts in memory, 1.5 times the window. ``None``: from all samples, each
+            of which is a request unless it is cached; for ``coprep.Parquet``, whose rows can be read by row groups
+            only, from a window with 512 MiB of images.
         sampler, batch_sampler: PyTorch's sequential, random, subset-random, batch and distributed samplers are
             shared, as ``shuffle``, ``subset``, ``batch_size`` and ranks are; so are
             ``RandomSampler(replacement=True)`` and ``WeightedRandomSampler``, among jobs with equal weights and

@@ -90,6 +90,16 @@ pub(crate) fn of_storage(error: coprep_storage::Error) -> Error {
     }
 }
 
+/// Converts the error of a row of a parquet file.
+pub(crate) fn of_row(failure: coprep_parquet::ReadFailure) -> Error {
+    match failure {
+        coprep_parquet::ReadFailure::Storage(error) => of_storage(error),
+        coprep_parquet::ReadFailure::Damaged(what) => {
+            skippable(Error::new(ErrorKind::Damaged, what), "write the file anew")
+        }
+    }
+}
+
 /// Returns the error of operators that do not form a pipeline.
 pub(crate) fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidPipeline, message)

@@ -1,4 +1,5 @@
-//! Datasets: folders of classes, lists of files, tar shards, and windows of arrays, local or in a remote store.
+//! Datasets: folders of classes, lists of files, tar shards, rows of parquet files, and windows of arrays, local or in a
+//! remote store.
 //!
 //! A dataset is held once, in a few arrays. A sample takes 8 bytes and its name within its folder, and in a store 20 bytes
 //! more. The order of samples is that of `torchvision.datasets.ImageFolder`: classes in lexicographic
@@ -7,6 +8,7 @@
 mod arrays;
 mod early;
 mod labels;
+mod parquet;
 mod remote;
 mod windows;
 
@@ -17,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use coprep_parquet::ParquetRows;
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::spec::{FileList, Source, TarShards};
 use coprep_shards::{IndexFolder, ShardSamples};
@@ -91,6 +94,8 @@ enum Places {
     Shards(ShardSamples),
     /// Parts of files, all of one length.
     Windows(Windows),
+    /// Rows of parquet files. A row group is read at once.
+    Rows(ParquetRows),
 }
 
 impl Dataset {
@@ -124,6 +129,7 @@ impl Dataset {
             Source::AudioFolder { root } => class_folder(root, &AUDIO, stores, goes_on)?,
             Source::Files(list) => files(list, stores)?,
             Source::TarShards(list) => tar_shards(list, stores, goes_on)?,
+            Source::Parquet(list) => parquet::rows(list, stores, goes_on)?,
             Source::Tokens(tokens) => arrays::tokens(tokens, stores)?,
             Source::Arrays(files) => arrays::rows(files, stores)?,
             Source::UserCode(user) => {
@@ -171,6 +177,7 @@ impl Dataset {
             Places::Objects => {}
             Places::Shards(shards) => shards.identify(&mut hash),
             Places::Windows(windows) => windows.identify(&mut hash),
+            Places::Rows(rows) => rows.identify(&mut hash),
         }
         self.labels
             .iter()
@@ -203,7 +210,7 @@ impl Dataset {
     /// If `id` is not below [`Dataset::len`].
     #[must_use]
     pub fn is_remote_sample(&self, id: u32) -> bool {
-        // In tar shards, samples and objects have different numbers.
+        // In tar shards and parquet files, samples and objects have different numbers.
         self.objects.is_remote_object(self.extent(id).object)
     }
 
@@ -214,6 +221,7 @@ impl Dataset {
             Places::Objects => 0,
             Places::Shards(shards) => shards.memory_bytes(),
             Places::Windows(windows) => windows.memory_bytes(),
+            Places::Rows(rows) => rows.memory_bytes(),
         };
         self.objects.memory_bytes() + self.labels.memory_bytes() + places
     }
@@ -230,7 +238,8 @@ impl Dataset {
     }
 
     /// Returns the path of a sample's file, or its URL. After it, for a sample in a shard: `#` and the name of its image
-    /// there; for a window: `#bytes`, and the offsets of its first byte and of the byte after its last.
+    /// there; for a window: `#bytes`, and the offsets of its first byte and of the byte after its last; for a row of a
+    /// parquet file: `#row`, and its position there.
     ///
     /// # Panics
     ///
@@ -242,6 +251,7 @@ impl Dataset {
             Places::Objects => return self.objects.path(object),
             Places::Shards(shards) => shards.name(id).to_owned(),
             Places::Windows(windows) => windows.name(id),
+            Places::Rows(rows) => rows.name(id),
         };
         let mut path = self.objects.path(object).into_os_string();
         path.push("#");
@@ -249,7 +259,7 @@ impl Dataset {
         path.into()
     }
 
-    /// Returns the path or URL of the object that holds a sample: a file of its own, or a shard.
+    /// Returns the path or URL of the object that holds a sample: a file of its own, a shard, or a parquet file.
     ///
     /// # Panics
     ///
@@ -259,7 +269,7 @@ impl Dataset {
         self.objects.path(self.extent(id).object)
     }
 
-    /// Returns the bytes that hold a sample.
+    /// Returns the bytes that hold a sample. In a parquet file they are compressed, and hold the samples of a row group.
     ///
     /// # Panics
     ///
@@ -270,6 +280,7 @@ impl Dataset {
             Places::Objects => Extent::whole(id),
             Places::Shards(shards) => shards.extent(id),
             Places::Windows(windows) => windows.extent(id),
+            Places::Rows(rows) => rows.extent(id),
         }
     }
 
@@ -352,6 +363,8 @@ impl Dataset {
             Places::Objects => self.objects.listed_length(id),
             Places::Shards(shards) => Some(shards.length(id)),
             Places::Windows(windows) => Some(windows.length()),
+            // Only its row group tells.
+            Places::Rows(_) => None,
         }
     }
 
@@ -359,12 +372,13 @@ impl Dataset {
     ///
     /// # Errors
     ///
-    /// If the file is missing or cannot be read.
+    /// If the file is missing or cannot be read. That of a row of a parquet file is read for it.
     pub fn file_len(&self, id: u32) -> Result<u64, Error> {
         match &self.places {
             Places::Objects => self.objects.length(id).map_err(error::of_storage),
             Places::Shards(shards) => Ok(shards.length(id)),
             Places::Windows(windows) => Ok(windows.length()),
+            Places::Rows(rows) => self.of_row(rows, id, |image| image.len() as u64),
         }
     }
 
@@ -375,6 +389,9 @@ impl Dataset {
     /// If the file is missing, cannot be read, is no regular file, or is longer than [`coprep_storage::MOST_BYTES`];
     /// if a sample of a shard has another checksum than in the index.
     pub fn fetch(&self, id: u32, into: &mut Vec<u8>) -> Result<(), Error> {
+        if let Places::Rows(rows) = &self.places {
+            return self.of_row(rows, id, |image| image.clone_into(into));
+        }
         self.read_intact(id, into, |into| self.objects.read(self.extent(id), into))
     }
 
@@ -397,6 +414,14 @@ impl Dataset {
 
     /// Reads the starts of several samples' files: at once from a remote store, one after another from a local folder.
     pub fn fetch_heads(&self, ids: &[u32]) -> Vec<Result<Vec<u8>, Error>> {
+        if let Places::Rows(rows) = &self.places {
+            let head = |&id: &u32| {
+                self.of_row(rows, id, |image| {
+                    image[..image.len().min(HEAD_BYTES as usize)].to_vec()
+                })
+            };
+            return ids.iter().map(head).collect();
+        }
         let heads = if self.has_parts() {
             self.part_heads(ids)
         } else {
@@ -443,6 +468,9 @@ impl Dataset {
     /// If the file is missing, cannot be read, or is not `into.len()` bytes long any more;
     /// if a sample of a shard has another checksum than in the index.
     pub fn fetch_into(&self, id: u32, into: &mut [u8]) -> Result<(), Error> {
+        if let Places::Rows(rows) = &self.places {
+            return self.of_row(rows, id, |image| fill(into, image))?;
+        }
         self.read_intact(id, into, |into| {
             self.objects.read_into(self.extent(id), into)
         })
@@ -482,12 +510,58 @@ impl Dataset {
     }
 }
 
+/// Samples that lie in row groups, which are read and decompressed as a whole.
+impl Dataset {
+    /// Returns `true` if samples are rows of parquet files. A dataset holds some of the row groups that it read last.
+    #[must_use]
+    pub fn is_in_row_groups(&self) -> bool {
+        matches!(self.places, Places::Rows(_))
+    }
+
+    /// Returns the bytes of all samples together, about, if they are rows of parquet files, whose footers tell.
+    #[must_use]
+    pub fn row_bytes(&self) -> Option<u64> {
+        match &self.places {
+            Places::Rows(rows) => Some(rows.image_bytes()),
+            _ => None,
+        }
+    }
+
+    /// Holds this many row groups from now on, those that were used last. Does nothing for other samples.
+    pub fn hold_row_groups(&self, groups: usize) {
+        if let Places::Rows(rows) = &self.places {
+            rows.hold(groups);
+        }
+    }
+
+    /// Lets go of all row groups that are held, so that they are read again.
+    pub fn release_row_groups(&self) {
+        if let Places::Rows(rows) = &self.places {
+            rows.release();
+        }
+    }
+
+    /// Passes a row's bytes to `take`.
+    fn of_row<Out>(
+        &self,
+        rows: &ParquetRows,
+        id: u32,
+        take: impl FnOnce(&[u8]) -> Out,
+    ) -> Result<Out, Error> {
+        rows.read(&self.objects, id, take).map_err(error::of_row)
+    }
+}
+
 /// Samples that are neighbours in an object, such as a tar shard, which one request brings together.
 impl Dataset {
-    /// Cuts the samples into blocks of neighbours. A block takes at most `most` bytes of its object, or it is one sample.
+    /// Cuts the samples into blocks of neighbours. A block takes at most `most` bytes of its object, or it is one sample;
+    /// in a parquet file it is a row group.
     /// Returns the end of each block, which is the first id of the next one, or `None` if each sample is an object.
     #[must_use]
     pub fn block_ends(&self, most: u64) -> Option<Arc<[u32]>> {
+        if let Places::Rows(rows) = &self.places {
+            return Some(rows.group_ends());
+        }
         if !self.has_parts() {
             return None;
         }
@@ -550,6 +624,15 @@ impl Dataset {
         let start = (extent.at - self.extent(first).at) as usize;
         start..start + extent.len.unwrap_or(0) as usize
     }
+}
+
+/// Copies an image into a buffer that must have its length.
+fn fill(into: &mut [u8], image: &[u8]) -> Result<(), Error> {
+    if into.len() != image.len() {
+        return Err(error::wrong_length("a row", image.len(), into.len()));
+    }
+    into.copy_from_slice(image);
+    Ok(())
 }
 
 fn unreadable(path: &Path, error: std::io::Error) -> Error {

@@ -14,7 +14,8 @@
 //! * [`gpu_batch`]: the places of a batch's fields in a buffer of a GPU.
 //! * [`dataset_path`]: one spelling for each path of a dataset.
 //! * [`dataset_url`]: URLs of datasets in object stores.
-//! * [`shard_list`], [`array_files`], [`braces`]: tar shards, and files of tokens and arrays, as a person names them.
+//! * [`shard_list`], [`parquet_files`], [`array_files`], [`braces`]: tar shards, parquet files, and files of tokens and
+//!   arrays, as a person names them.
 //! * [`paths`]: where the socket lies, and who may own it.
 //! * [`poll_interval`]: bounds of waits that a lost wake-up could prolong.
 //! * [`polling`]: waits for descriptors that no signal cuts short.
@@ -42,6 +43,7 @@ pub mod normalize;
 pub mod operators;
 pub mod order;
 pub mod outgoing;
+pub mod parquet_files;
 pub mod paths;
 pub mod poll_interval;
 pub mod polling;
@@ -53,4 +55,4 @@ pub mod spec;
 pub mod uploader;
 
 /// Version of the messages. A client and its coordinator must have the same.
-pub const PROTOCOL_VERSION: u16 = 11;
+pub const PROTOCOL_VERSION: u16 = 12;

@@ -31,6 +31,8 @@ pub enum Source {
         /// Absolute path of the root folder, or its URL.
         root: String,
     },
+    /// Rows of parquet files.
+    Parquet(ParquetFiles),
 }
 
 /// Files of integers without structure, such as the tokens of a text. A sample is a window of them: `window` tokens that
@@ -81,6 +83,17 @@ pub struct TarShards {
     pub image: String,
     /// Ending of the name of a file that holds the label, an integer in text. After a colon, the integer field of a JSON
     /// file. `None` for no labels (then every label is 0).
+    pub label: Option<String>,
+}
+
+/// Parquet files with a column of images. Ids follow (file, row).
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+pub struct ParquetFiles {
+    /// Absolute paths, or URLs, without braces.
+    pub files: Vec<String>,
+    /// Column of binary values, or of structs with the field `bytes`. Fields of structs follow a dot.
+    pub image: String,
+    /// Column of integers. `None` for no labels (then every label is 0).
     pub label: Option<String>,
 }
 
@@ -483,6 +496,7 @@ impl fmt::Display for PipelineSpec {
             Source::Files(list) => write!(f, "Files({} paths)", list.paths.len())?,
             Source::UserCode(user) => f.write_str(&user.name)?,
             Source::TarShards(shards) => write!(f, "{shards}")?,
+            Source::Parquet(files) => write!(f, "{files}")?,
             Source::AudioFolder { root } => write!(f, "AudioFolder({root:?})")?,
             Source::Tokens(tokens) => write!(f, "{tokens}")?,
             Source::Arrays(arrays) => write!(f, "{arrays}")?,

@@ -9,8 +9,7 @@
 //! | 24..32 | XXH3 of the rest of the file |
 //! | 32.. | an rkyv archive of [`ShardIndex`] |
 //!
-//! rkyv is what messages and caches use here already. Parquet would be readable by other programs, but its crates are
-//! larger than all others of coprep together.
+//! rkyv is what messages and caches use here already.
 //!
 //! **Invariant.** A file is not trusted: its length and checksum are compared before the archive is validated, and the
 //! content must be consistent and lie within the shard.

@@ -728,10 +728,11 @@ impl Recipe {
         Ok((cost, (decoded_as(shape), pixels)))
     }
 
-    /// Returns `true` if only a request tells how long the sample is. It is then read into memory and copied, since its
+    /// Returns `true` if only a request, or its row group, tells how long the sample is. It is then read into memory and copied, since its
     /// room in the cache cannot be reserved before it is read.
     fn is_of_unknown_length(&self, id: u32) -> bool {
-        self.dataset.is_remote() && self.dataset.listed_len(id).is_none()
+        let is_measured = self.dataset.is_remote() || self.dataset.is_in_row_groups();
+        is_measured && self.dataset.listed_len(id).is_none()
     }
 
     /// Reads the file straight into the cache. Returns `None` if there is no room for it. Nothing is read then.

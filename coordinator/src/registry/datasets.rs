@@ -83,6 +83,7 @@ fn needs_listing(source: &Source) -> bool {
         Source::ImageFolder { .. }
         | Source::AudioFolder { .. }
         | Source::TarShards(_)
+        | Source::Parquet(_)
         | Source::Tokens(_)
         | Source::Arrays(_) => true,
         Source::Files(list) => list.paths.iter().any(is_url),
@@ -102,6 +103,10 @@ fn listing_step(source: &Source, listed: u64) -> String {
         }
         Source::TarShards(_) => format!(
             "the shards {} are being opened, which reads them if they have no index{so_far}",
+            source_name(source)
+        ),
+        Source::Parquet(_) => format!(
+            "the footers and labels of {} are being read{so_far}",
             source_name(source)
         ),
         _ => format!("{} are being looked up{so_far}", source_name(source)),

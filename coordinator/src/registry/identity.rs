@@ -134,6 +134,9 @@ fn sources_that_differ(a: &Source, b: &Source) -> Option<String> {
         (Source::TarShards(a), Source::TarShards(b)) if a.shards == b.shards => {
             (a != b).then(|| format!("parts of samples, {a} and {b}"))
         }
+        (Source::Parquet(a), Source::Parquet(b)) if a.files == b.files => {
+            (a != b).then(|| format!("columns, {a} and {b}"))
+        }
         (Source::Tokens(a), Source::Tokens(b)) if a.files == b.files => {
             (a != b).then(|| format!("windows, {a} and {b}"))
         }
@@ -190,6 +193,7 @@ pub(super) fn source_name(source: &Source) -> String {
         Source::Files(list) => format!("{} files", list.paths.len()),
         Source::UserCode(user) => user.name.clone(),
         Source::TarShards(shards) => shards.name(),
+        Source::Parquet(files) => files.name(),
         Source::Tokens(tokens) => tokens.name(),
         Source::Arrays(arrays) => arrays.name(),
     }

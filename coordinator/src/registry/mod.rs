@@ -432,10 +432,7 @@ impl Registry {
         };
         let numbers = Numbers::of(request, seed, producer.samples())?;
         let windows = match &producer {
-            Producer::Native(recipe) => recipe
-                .blocks
-                .as_ref()
-                .map(|blocks| blocks.windows().clone()),
+            Producer::Native(recipe) => recipe.blocks.as_ref().and_then(BlockReads::windows),
             _ => None,
         };
         let config = StreamConfig {
@@ -623,7 +620,9 @@ fn wait_for<T: Clone>(waiter: Waiter<T>, party: &dyn FlightParty) -> Result<Opti
 /// Returns the blocks that a job's samples are read in, if it draws from windows.
 fn blocks_of(request: &Attach, dataset: &Dataset) -> Result<Option<BlockReads>> {
     if request.shuffle_window == 0 {
-        return Ok(None);
+        // The default depends on the dataset alone, so that an order is the same on every machine.
+        let is_in_order = !request.shuffle && request.draws.is_none() && !request.is_told;
+        return Ok(BlockReads::by_default(dataset, is_in_order));
     }
     let blocks = BlockReads::of(dataset, request.shuffle_window).ok_or_else(no_window)?;
     Ok(Some(blocks))

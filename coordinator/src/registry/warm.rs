@@ -145,8 +145,8 @@ const UNDER_WAY: u32 = 2048;
 
 /// Returns the blocks that a warm-up reads: it brings all samples, so that one request may bring many.
 fn blocks_of(dataset: &Dataset) -> Result<Option<BlockReads>> {
-    let is_remote = dataset.is_remote();
-    Ok(is_remote
+    let is_in_blocks = dataset.is_remote() || dataset.is_in_row_groups();
+    Ok(is_in_blocks
         .then(|| BlockReads::of(dataset, UNDER_WAY))
         .flatten())
 }

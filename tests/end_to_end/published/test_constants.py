@@ -52,6 +52,11 @@ CONSTANTS = {
         (r"stays for (\d+ s) after its last job", "registry/user_code.rs", "IDLE_TIME"),
         (r"keeps up to (\d+ MiB) of the memory", "shared_memory/src/allocator.rs", "KEPT"),
     ],
+    "how-to/object-stores.md": [
+        (r"a window has (\d+ MiB) of images", "native/block_reads.rs", "DEFAULT_WINDOW_BYTES"),
+        (r"those of about ([\d,]+) samples more", "native/block_reads.rs", "DRAWN_AHEAD"),
+        (r"row groups with more than (\d+ GiB) of images", "parquet/src/rows.rs", "MOST_CHUNK"),
+    ],
     "explanation/sharing.md": [(r"more than ([\d,]+) folders", "protocol/src/dataset_path.rs", "MOST_FOLDERS")],
     "explanation/scheduler.md": [
         (r"coordinator's queues are of (\d+) where", "src/stream/mod.rs", "QUEUE_DEPTH"),
@@ -125,7 +130,7 @@ CONSTANTS = {
     ],
 }
 WORDS = {"two": 2, "three": 3, "four": 4, "five": 5, "quarter": 0.25, "half": 0.5, "fiftieth": 50, "hour": 3600}
-UNITS = {"": 1, "ms": 1e-3, "s": 1, "seconds": 1, "minutes": 60, "MiB": 2**20, "million": 1e6, "%": 0.01}
+UNITS = {"": 1, "ms": 1e-3, "s": 1, "seconds": 1, "minutes": 60, "MiB": 2**20, "GiB": 2**30, "million": 1e6, "%": 0.01}
 
 
 def quantity(text: str) -> float:

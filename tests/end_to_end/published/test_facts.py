@@ -116,12 +116,13 @@ def public(owner: object) -> set[str]:
 def known_arguments() -> set[str]:
     methods = [getattr(coprep.Pipeline, name) for name in public(coprep.Pipeline)]
     functions: list[Callable[..., object]] = [coprep.DataLoader, coprep.DataLoader.stats, coprep.status]
-    functions += [coprep.Tokens, coprep.Arrays, coprep.Files, coprep.WebDataset]
+    functions += [coprep.Tokens, coprep.Arrays, coprep.Files, coprep.WebDataset, coprep.Parquet]
     functions += filter(inspect.isroutine, methods)
-    # The last two are arguments of PyTorch's and Lightning's.
+    # The last three are arguments of PyTorch's, Lightning's and pyarrow's.
     return {name for f in functions for name in inspect.signature(f).parameters} | {
         "replacement",
         "use_distributed_sampler",
+        "row_group_size",
     }
 
 

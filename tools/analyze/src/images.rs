@@ -57,8 +57,9 @@ pub(crate) fn analyze(
     let job = job_work(script, assumptions.step_time, batch_size);
     let facts = facts(&plan, f64::from(dataset.len()), &found, job);
     let folder = dataset.object_path(0);
-    // Files lie in folders of classes, so the dataset's folder is two levels up. Shards lie in a folder.
-    let levels = if dataset.is_sharded() { 1 } else { 2 };
+    // Files lie in folders of classes, so the dataset's folder is two levels up. Shards and parquet files lie in a folder.
+    let is_in_files = dataset.is_sharded() || dataset.is_in_row_groups();
+    let levels = if is_in_files { 1 } else { 2 };
     let folder = folder.ancestors().nth(levels).unwrap_or(&folder);
     let about = About {
         command: options.subject.describe(),

@@ -62,6 +62,7 @@ pub(crate) fn storage(
 
 /// Asks the kernel to drop the samples from its page cache.
 fn forget(dataset: &Dataset, ids: &[u32]) {
+    dataset.release_row_groups();
     for &id in ids {
         let extent = dataset.extent(id);
         // What the kernel does not forget is read fast, which the rate shows.

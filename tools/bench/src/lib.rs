@@ -87,6 +87,8 @@ pub fn bench(options: &BenchOptions, progress: &mut dyn Progress) -> Result<Benc
         Err("PyTorch's DataLoader is left out, because it reads no URLs.".to_owned())
     } else if dataset.is_sharded() {
         Err("PyTorch's DataLoader is left out, because it reads no tar shards.".to_owned())
+    } else if dataset.is_in_row_groups() {
+        Err("PyTorch's DataLoader is left out, because it reads no parquet files.".to_owned())
     } else {
         torch::find(options.python.as_deref())?
     };

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use coprep_protocol::dataset_url::DatasetUrl;
+use coprep_protocol::parquet_files::names_parquet;
 use coprep_protocol::shard_list::{DEFAULT_IMAGE, names_shards};
 use coprep_protocol::spec::{
-    DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, Interpolation, Op, PipelineSpec, ResizeTo,
-    Source, TarShards,
+    DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, Interpolation, Op, ParquetFiles,
+    PipelineSpec, ResizeTo, Source, TarShards,
 };
 use serde::{Deserialize, Serialize};
 
@@ -38,8 +39,8 @@ enum InterpolationName {
 }
 
 impl ImageOperators {
-    /// Builds the pipeline of what [`source`] names. Of shards no labels are used: they cost nothing, and need not be
-    /// there.
+    /// Builds the pipeline of what [`source`] names. Of shards and parquet files no labels are used: they need not
+    /// be there.
     ///
     /// # Errors
     /// As [`source`].
@@ -81,13 +82,18 @@ impl ImageOperators {
     }
 }
 
-/// Returns the source that a person names: a folder that has one subfolder per class, the URL of such a folder, or tar
-/// shards, whose parts `image` and `label` name.
+/// Returns the source that a person names: a folder that has one subfolder per class, the URL of such a folder, tar shards,
+/// or parquet files, whose parts or columns `image` and `label` name.
 ///
 /// # Errors
 /// If the folder does not exist, if its absolute path is not UTF-8, or if a URL or a part is not accepted.
 pub fn source(named: &Path, image: &str, label: Option<&str>) -> Result<Source> {
     let text = named.to_str();
+    if let Some(text) = text.filter(|text| names_parquet(text) && !named.is_dir()) {
+        return Ok(Source::Parquet(ParquetFiles::of_command(
+            text, image, label,
+        )?));
+    }
     if let Some(text) = text.filter(|text| names_shards(text) && !named.is_dir()) {
         let shards = TarShards::named(&[text.to_owned()], image, label)?;
         return Ok(Source::TarShards(shards));
@@ -139,14 +145,18 @@ mod tests {
     }
 
     #[test]
-    fn shards_are_told_from_folders() {
+    fn shards_and_parquet_files_are_told_from_folders() {
         let scratch = tempfile::tempdir().unwrap();
         let source = |named: &Path| source(named, "jpg", None).unwrap();
         let shards = source(Path::new("s3://b/t-{0..9}.tar"));
         assert!(matches!(shards, Source::TarShards(list) if list.shards.len() == 10));
-        let folder = scratch.path().join("photos.tar");
-        std::fs::create_dir(&folder).unwrap();
-        assert!(matches!(source(&folder), Source::ImageFolder { .. }));
+        let files = source(Path::new("s3://b/t-{0..9}.parquet"));
+        assert!(matches!(files, Source::Parquet(list) if list.files.len() == 10));
+        for name in ["photos.tar", "photos.parquet"] {
+            let folder = scratch.path().join(name);
+            std::fs::create_dir(&folder).unwrap();
+            assert!(matches!(source(&folder), Source::ImageFolder { .. }));
+        }
     }
 
     #[test]

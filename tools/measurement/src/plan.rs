@@ -96,6 +96,22 @@ fn evenly(all: u32, count: u32) -> Vec<u32> {
     (0..count).map(at).collect()
 }
 
+/// Returns `count` samples, evenly spaced. Rows of parquet files come by whole row groups, as jobs read them.
+fn part(dataset: &Dataset, count: u32) -> Vec<u32> {
+    let ends = dataset.block_ends(0).filter(|_| dataset.is_in_row_groups());
+    let Some(ends) = ends else {
+        return evenly(dataset.len(), count);
+    };
+    let of_one = dataset.len().div_ceil(ends.len() as u32);
+    let groups = evenly(ends.len() as u32, count.div_ceil(of_one));
+    let ids = groups.into_iter().flat_map(|group| {
+        let group = group as usize;
+        let first = group.checked_sub(1).map_or(0, |before| ends[before]);
+        first..ends[group]
+    });
+    ids.take(count.max(1) as usize).collect()
+}
+
 impl MeasurementPlan {
     /// Opens the dataset, as slow as the plan asks for.
     ///
@@ -116,7 +132,7 @@ impl MeasurementPlan {
         progress: &mut dyn Progress,
     ) -> Result<Vec<u32>> {
         let all = dataset.len();
-        let few = evenly(all, FIRST_SAMPLES.max(self.batch_size));
+        let few = part(dataset, FIRST_SAMPLES.max(self.batch_size));
         let each = estimate_sizes(dataset, &few, &self.spec)?.decoded / f64::from(all);
         // Half of a cache's default size, which is a quarter of the available memory.
         let room = coprep_shared_memory::memory::available().unwrap_or(u64::MAX) as f64 / 8.0;
@@ -124,7 +140,7 @@ impl MeasurementPlan {
         let first = self.prepare(&self.spec, SampleSource::PageCache, &few, 0.5, progress)?;
         let enough = (first * self.seconds / 4.0) as u32;
         let enough = enough.clamp(FEWEST_BATCHES * self.batch_size, MOST_SAMPLES);
-        Ok(evenly(all, enough.min(fitting)))
+        Ok(part(dataset, enough.min(fitting)))
     }
 
     /// Returns the same pipeline with every sample decoded in full.

@@ -1,0 +1,215 @@
+//! Opens files: reads their footers and labels, many at once.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+use bytes::Bytes;
+use coprep_protocol::spec::ParquetFiles;
+use coprep_storage::{Error, ErrorKind, ObjectTable};
+
+use crate::chunk::ChunkPlace;
+use crate::fault::FileFault;
+use crate::footer::{FileFooter, FooterReader, GroupLabels};
+use crate::rows::{MOST_CHUNK, ParquetRows};
+
+/// Requests at a time, to a store and to a local disk.
+const REMOTE_AT_ONCE: usize = 64;
+const LOCAL_AT_ONCE: usize = 8;
+
+/// Files that are open.
+#[derive(Debug)]
+pub struct OpenParquet {
+    /// The rows. A row is read with all of its row group.
+    pub rows: ParquetRows,
+    /// The label of each row. Empty if no label is used.
+    pub labels: Vec<i64>,
+    /// The names of the classes, by label, if a footer has them as Hugging Face's `datasets` writes them.
+    pub classes: Vec<String>,
+}
+
+/// Opens parquet files, whose places and sizes are known. `goes_on` is told the number of files that are open, and ends
+/// the opening by `false`.
+///
+/// # Errors
+/// If a file is cut off, encrypted, or no parquet file; if it lacks a column, or the column has another type; if a row
+/// group is larger than [`MOST_CHUNK`], or compressed in a way that is not supported; if a label is null; if there is no
+/// row; if a store does not answer.
+pub fn open(
+    list: &ParquetFiles,
+    objects: &ObjectTable,
+    sizes: &[u64],
+    goes_on: &mut dyn FnMut(u64) -> bool,
+) -> Result<OpenParquet, Error> {
+    open_within(list, objects, sizes, MOST_CHUNK, goes_on)
+}
+
+/// Opens parquet files as [`open`] does, with a chunk of at most `most` bytes.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_within(
+    list: &ParquetFiles,
+    objects: &ObjectTable,
+    sizes: &[u64],
+    most: u64,
+    goes_on: &mut dyn FnMut(u64) -> bool,
+) -> Result<OpenParquet, Error> {
+    let footer = |file: usize| {
+        let reader = FooterReader {
+            objects,
+            file: file as u32,
+            size: sizes[file],
+            columns: list,
+            most,
+        };
+        reader.read()
+    };
+    let at_once = if objects.is_remote() {
+        REMOTE_AT_ONCE
+    } else {
+        LOCAL_AT_ONCE
+    };
+    let footers = in_parallel(sizes.len(), at_once, &footer, goes_on)?;
+    let mut rows = ParquetRows::new(most);
+    footers.iter().for_each(|footer| rows.push(footer));
+    rows.shrink();
+    if rows.rows() == 0 {
+        return Err(FileFault::new("it has no rows", "name files with rows").of(&list.name()));
+    }
+    let labels = LabelReader {
+        objects,
+        most,
+        footers: &footers,
+    };
+    let labels = labels.all(at_once, goes_on)?;
+    let classes = footers.into_iter().find_map(|footer| footer.classes);
+    Ok(OpenParquet {
+        rows,
+        labels,
+        classes: classes.unwrap_or_default(),
+    })
+}
+
+/// Files whose labels are read.
+struct LabelReader<'a> {
+    objects: &'a ObjectTable,
+    most: u64,
+    footers: &'a [FileFooter],
+}
+
+impl LabelReader<'_> {
+    /// Returns the labels of all rows, or none if no label is used.
+    fn all(&self, at_once: usize, goes_on: &mut dyn FnMut(u64) -> bool) -> Result<Vec<i64>, Error> {
+        let groups = self.footers.iter().enumerate();
+        let groups: Vec<(usize, usize)> = groups
+            .flat_map(|(file, footer)| (0..footer.groups.len()).map(move |group| (file, group)))
+            .collect();
+        let files = self.footers.len() as u64;
+        let mut labels = Vec::new();
+        let read = |at: usize| self.group(groups[at].0, groups[at].1);
+        let is_awaited = &mut |_| goes_on(files);
+        for group in in_parallel(groups.len(), at_once, &read, is_awaited)? {
+            labels.extend(group);
+        }
+        labels.shrink_to_fit();
+        Ok(labels)
+    }
+
+    fn group(&self, file: usize, at: usize) -> Result<Vec<i64>, Error> {
+        let footer = &self.footers[file];
+        let group = &footer.groups[at];
+        let (place, chunk) = match &group.labels {
+            GroupLabels::None => return Ok(Vec::new()),
+            GroupLabels::Only(label) => return Ok(vec![*label; group.image.rows as usize]),
+            GroupLabels::Read(place, chunk) => (place, chunk.clone()),
+            GroupLabels::At(place) => (place, self.read(file, place)?),
+        };
+        self.decode(footer, place, chunk).map_err(|fault| {
+            let path = self.objects.path(file as u32);
+            let part = format!("row group {}", group.number);
+            fault.within(&part).of(&path.to_string_lossy())
+        })
+    }
+
+    fn read(&self, file: usize, place: &ChunkPlace) -> Result<Bytes, Error> {
+        let mut bytes = Vec::new();
+        self.objects
+            .read_at_opening(place.extent(file as u32), &mut bytes)?;
+        Ok(bytes.into())
+    }
+
+    fn decode(
+        &self,
+        footer: &FileFooter,
+        place: &ChunkPlace,
+        chunk: Bytes,
+    ) -> Result<Vec<i64>, FileFault> {
+        let unreadable =
+            |why: String| FileFault::damaged(format!("its labels cannot be decoded ({why})"));
+        let column = footer.label.as_ref();
+        let column = column.ok_or_else(|| unreadable("they have no column".into()))?;
+        let labels = place.labels(chunk, column, self.most).map_err(unreadable)?;
+        let null = labels.iter().position(Option::is_none);
+        if let Some(row) = null {
+            return Err(FileFault::new(
+                format!("the label of its row {row} is null"),
+                "fill it in, leave the row out, or use label=None for no labels",
+            ));
+        }
+        Ok(labels.into_iter().flatten().collect())
+    }
+}
+
+/// Does `count` pieces of work on several threads. Returns their results in order, or the error of the first that failed.
+/// `goes_on` is told the number of those that are done, and ends the work by `false`.
+fn in_parallel<T: Send>(
+    count: usize,
+    at_once: usize,
+    work: &(dyn Fn(usize) -> Result<T, Error> + Sync),
+    goes_on: &mut dyn FnMut(u64) -> bool,
+) -> Result<Vec<T>, Error> {
+    let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let (sender, done) = mpsc::channel();
+    let mut results: Vec<Option<T>> = (0..count).map(|_| None).collect();
+    let (mut failed, mut is_awaited): (Option<(usize, Error)>, bool) = (None, true);
+    std::thread::scope(|scope| {
+        for _ in 0..at_once.min(count) {
+            let (sender, next, is_over) = (sender.clone(), &next, &is_over);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    let piece = next.fetch_add(1, Ordering::Relaxed);
+                    if piece >= count {
+                        return;
+                    }
+                    // The receiver is there as long as this scope.
+                    let _ = sender.send((piece, work(piece)));
+                }
+            });
+        }
+        drop(sender);
+        let mut finished = 0;
+        for (piece, result) in done {
+            match result {
+                Ok(result) => results[piece] = Some(result),
+                // Of several bad files, the first is named, in whatever order they were found.
+                Err(error) if failed.as_ref().is_none_or(|(first, _)| piece < *first) => {
+                    failed = Some((piece, error));
+                }
+                Err(_) => {}
+            }
+            finished += 1;
+            is_awaited = is_awaited && goes_on(finished);
+            if failed.is_some() || !is_awaited {
+                is_over.store(true, Ordering::Relaxed);
+            }
+        }
+    });
+    if let Some((_, error)) = failed {
+        return Err(error);
+    }
+    if !is_awaited {
+        let what = "nobody waits for the files any more";
+        return Err(Error::new(ErrorKind::Invalid, what));
+    }
+    Ok(results.into_iter().flatten().collect())
+}
