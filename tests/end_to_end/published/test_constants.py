@@ -53,6 +53,7 @@ CONSTANTS = {
         (r"keeps up to (\d+ MiB) of the memory", "shared_memory/src/allocator.rs", "KEPT"),
     ],
     "how-to/object-stores.md": [
+        (r"the indexes were made, (\d+ MiB) of them", "registry/mod.rs", "EARLY_READS"),
         (r"a window has (\d+ MiB) of images", "native/block_reads.rs", "DEFAULT_WINDOW_BYTES"),
         (r"those of about ([\d,]+) samples more", "native/block_reads.rs", "DRAWN_AHEAD"),
         (r"row groups with more than (\d+ GiB) of images", "parquet/src/rows.rs", "MOST_CHUNK"),
@@ -105,9 +106,6 @@ CONSTANTS = {
         (r"are listed anew, (\w+) times at most", "shards/src/open.rs", "MOST_LISTINGS"),
         (r"At most (\d+) requests of several MiB", "storage/src/large_reads.rs", "AT_ONCE"),
         (r"memory \| (\d+ MiB) for all datasets", "registry/mod.rs", "EARLY_READS"),
-    ],
-    "how-to/object-stores.md": [
-        (r"the indexes were made, (\d+ MiB) of them", "registry/mod.rs", "EARLY_READS"),
     ],
     "explanation/waits.md": [
         (r"armed from the beginning \| (\S+ s)", "stream/driver.rs", "POLL_INTERVAL"),
