@@ -7,11 +7,13 @@
 //! A sample that is not in memory is looked up on the local disk before it is fetched. A sample that was fetched, and
 //! that memory has not taken, goes there after it was prepared ([`DiskTier`](crate::caches::DiskTier)).
 
+mod admission;
 mod block_reads;
+mod fetching;
+mod local_disk;
 mod thread_usage;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use coprep_cache::{Form, Meta};
 use coprep_costs::{ExpectedCost, Features, MeasuredTimes};
@@ -19,7 +21,6 @@ use coprep_pipeline::{
     Dataset, DecodedShape, DecodedView, Pipeline, PipelineRun, SampleKey, Scratch,
 };
 use coprep_protocol::message::CacheForm;
-use fail::fail_point;
 
 use crate::caches::{DatasetCache, DatasetDisk, WhenFull};
 use crate::observe::costs::Costs;
@@ -27,8 +28,7 @@ use crate::observe::preparation_cost::PreparationCost;
 use crate::observe::stalls::FetchWeight;
 use crate::produce::failure::Failure;
 pub(crate) use crate::produce::native::block_reads::BlockReads;
-use crate::produce::native::thread_usage::{ThreadUsage, cpu_since_last, thread_cpu};
-use crate::produce::threads::marked;
+use crate::produce::native::thread_usage::cpu_since_last;
 
 /// Everything that is needed to prepare the samples of a stream.
 pub(crate) struct Recipe {
@@ -132,60 +132,6 @@ impl Recipe {
         prepared
     }
 
-    /// Fetches a sample that is not cached. It goes into the cache if its file is to be cached as it is. With
-    /// `is_looking`, its header is read to predict its cost, unless the cost is known.
-    pub(crate) fn fetch_ahead(&self, id: u32, is_looking: bool) -> Result<Fetched, Failure> {
-        let before = ThreadUsage::now();
-        let mut file = Vec::new();
-        let (cost, fetched_at, bytes) = match self.fetch_into_cache(id)? {
-            Some(admitted) => (admitted.cost, FetchedAt::InCache, admitted.bytes),
-            None => {
-                let cost = self.fetch_file(id, &mut file)?;
-                (cost, FetchedAt::InMemory, file.len() as u64)
-            }
-        };
-        let wall = cost.times.fetch_seconds();
-        let (cpu, at_work) = before.spent(wall);
-        // Threads of remote storage work for the fetch while this one waits.
-        let elsewhere = self
-            .dataset
-            .io_cpu_for(id, cost.fetched_bytes)
-            .as_secs_f32();
-        let (cpu, at_work) = (cpu + elsewhere, (at_work + elsewhere).min(wall));
-        let mut expected = self.expected(id);
-        if expected.is_none() && is_looking && fetched_at == FetchedAt::InMemory {
-            // A broken file is reported when it is decoded.
-            let header_info = self.inspect_header(&file).ok();
-            let predicted = header_info.and_then(|picture| self.costs.predict(picture.features));
-            expected = predicted.map(|cost| cost.prep());
-        }
-        Ok(Fetched {
-            file,
-            fetched_at,
-            bytes,
-            cost: PreparationCost {
-                times: MeasuredTimes {
-                    cpu: Some(cpu).filter(|cpu| *cpu > 0.0),
-                    ..cost.times
-                },
-                ..cost
-            },
-            at_work,
-            expected,
-        })
-    }
-
-    /// Reads the file into the cache. Returns `None` if it is not to be cached as it is, or there is no room.
-    fn fetch_into_cache(&self, id: u32) -> Result<Option<AdmittedFile>, Failure> {
-        let encoded = |cache: &&Arc<DatasetCache>| {
-            cache.form == CacheForm::Encoded && !self.is_of_unknown_length(id)
-        };
-        let Some(cache) = self.cache.as_ref().filter(encoded) else {
-            return Ok(None);
-        };
-        self.admit_encoded(cache, id)
-    }
-
     /// Returns the form in which a sample is cached, or `None` if it is not cached, or another recipe prepared it.
     pub(crate) fn cached_as(&self, id: u32) -> Option<Form> {
         let meta = self.cache.as_ref()?.store.meta(id)?;
@@ -209,128 +155,6 @@ impl Recipe {
     /// Returns the seconds that a sample will take a worker, as it is cached now, or `None` if it was never prepared.
     pub(crate) fn expected(&self, id: u32) -> Option<f32> {
         self.costs.expected(id, self.cached_as(id))
-    }
-
-    /// Brings sample `id` into the cache, if it is not there and there is room. Prepares nothing else.
-    /// `fetched` is the sample if it was fetched before.
-    pub(crate) fn admit(
-        &self,
-        id: u32,
-        fetched: Option<Fetched>,
-        scratch: &mut Scratch,
-    ) -> Prepared {
-        let Some(cache) = self.cache.as_ref().filter(|_| self.is_to_admit(id)) else {
-            return self.admit_to_disk(id, fetched);
-        };
-        let ahead = fetch_seconds(fetched.as_ref());
-        let cost = guarded(ahead, scratch, self.costs.is_on(), |scratch| {
-            self.admit_to(cache, id, fetched, scratch)
-        });
-        if let Ok(cost) = &cost {
-            self.costs.record(id, cost);
-        }
-        cost
-    }
-
-    /// Brings a sample to the local disk that memory has taken already or does not take.
-    fn admit_to_disk(&self, id: u32, fetched: Option<Fetched>) -> Prepared {
-        let fetched = match fetched {
-            None if self.is_to_fetch_for_disk(id) => Some(self.fetch(id, None)?),
-            fetched => fetched,
-        };
-        // The fetch counts, even if there is nothing to admit, for example because a job has cached the sample
-        // meanwhile.
-        let cost = fetched.as_ref().map(|fetched| fetched.cost);
-        if let Some(cost) = &cost {
-            self.costs.record(id, cost);
-        }
-        self.keep_on_disk(id, fetched, WhenFull::Wait);
-        Ok(cost.unwrap_or_default())
-    }
-
-    /// Returns `true` if [`admit`](Self::admit) reads the sample from storage or from the local disk.
-    pub(crate) fn is_to_fetch_for_admission(&self, id: u32) -> bool {
-        self.is_to_admit(id) || self.is_to_fetch_for_disk(id)
-    }
-
-    fn is_to_fetch_for_disk(&self, id: u32) -> bool {
-        // An encoded sample is copied from memory.
-        let cached_as = self.cached_as(id);
-        cached_as != Some(Form::Encoded) && self.has_room_on_disk(id)
-    }
-
-    /// Returns `true` if the local disk has no room for the sample, or there is no disk.
-    pub(crate) fn is_refused_by_disk(&self, id: u32) -> bool {
-        let len = self.dataset.listed_len(id).unwrap_or(0);
-        let refuses = |disk: &Arc<DatasetDisk>| disk.refuses(id, len);
-        // A sample that does not go to the disk says nothing about those that do.
-        self.disk.is_none() || self.disk_of(id).is_some_and(refuses)
-    }
-
-    /// Returns `true` if the local disk would take the sample.
-    fn has_room_on_disk(&self, id: u32) -> bool {
-        let len = self.dataset.listed_len(id).unwrap_or(0);
-        let disk = self.disk_of(id);
-        disk.is_some_and(|disk| disk.is_to_keep(id, len, self.is_kept_in_memory(id)))
-    }
-
-    /// Returns the local disk, if the sample may be there.
-    fn disk_of(&self, id: u32) -> Option<&Arc<DatasetDisk>> {
-        let disk = self.disk.as_ref();
-        disk.filter(|disk| disk.takes(&self.dataset, id))
-    }
-
-    /// Returns `true` if memory holds the sample for as long as the coordinator lives.
-    fn is_kept_in_memory(&self, id: u32) -> bool {
-        let evicts = self.cache.as_ref().is_some_and(|cache| cache.key.lru);
-        !evicts && self.cached_as(id).is_some()
-    }
-
-    /// Returns `true` if a sample may go into memory in a form that has no price. Where neither memory nor the local disk
-    /// holds all samples, memory keeps room for those that are not on the disk, so that both together hold as many as
-    /// they can.
-    fn is_for_memory(&self, cache: &DatasetCache, id: u32) -> bool {
-        let Some(disk) = self.disk_of(id).filter(|disk| disk.has(id)) else {
-            return true;
-        };
-        if disk.holds_all() || cache.key.lru {
-            return true;
-        }
-        let samples = u64::from(self.dataset.len());
-        let elsewhere = samples.saturating_sub(disk.entries());
-        cache.has_room_for_double(elsewhere, samples)
-    }
-
-    /// Hands a sample to the local disk, if it is to be kept there: as it was fetched, or as memory holds it.
-    fn keep_on_disk(&self, id: u32, fetched: Option<Fetched>, when_full: WhenFull) {
-        let Some(disk) = self.disk_of(id) else {
-            return;
-        };
-        let in_memory = self.is_kept_in_memory(id);
-        // This is asked for every sample, and the answer is usually no.
-        if !disk.is_to_keep(id, 0, in_memory) {
-            return;
-        }
-        let file = fetched.filter(|fetched| fetched.fetched_at == FetchedAt::InMemory);
-        if let Some(Fetched { file, .. }) = file {
-            if disk.is_to_keep(id, file.len() as u64, in_memory) {
-                disk.keep(id, file, when_full);
-            }
-            return;
-        }
-        let cache = self.cache.as_ref();
-        let hit = cache.and_then(|cache| cache.store.get(id));
-        if let Some(hit) = hit.filter(|hit| hit.meta().form == Form::Encoded)
-            && disk.is_to_keep(id, hit.len() as u64, in_memory)
-        {
-            disk.keep(id, hit.to_vec(), when_full);
-        }
-    }
-
-    /// Returns `true` if [`admit`](Self::admit) would bring the sample into memory.
-    pub(crate) fn is_to_admit(&self, id: u32) -> bool {
-        let cache = self.cache.as_ref();
-        cache.is_some_and(|cache| !cache.store.has(id) && cache.may_admit(id))
     }
 
     fn inspect_header(&self, file: &[u8]) -> Result<HeaderInfo, Failure> {
@@ -543,280 +367,6 @@ impl Recipe {
             .map_err(Failure::decode)?;
         Ok(PreparationCost::of(&run, fetched.file.len()))
     }
-
-    /// Fetches a sample into memory, unless it was before.
-    fn fetch(&self, id: u32, fetched: Option<Fetched>) -> Result<Fetched, Failure> {
-        if let Some(fetched) = fetched.filter(|f| f.fetched_at == FetchedAt::InMemory) {
-            return Ok(fetched);
-        }
-        self.count_from_here();
-        let mut file = Vec::new();
-        let cost = self.fetch_file(id, &mut file)?;
-        Ok(Fetched::in_memory(file, cost))
-    }
-
-    /// Restarts the thread's CPU clock before a fetch. A thread that waits for storage uses less CPU time than its
-    /// stages take, so CPU time from before this sample could be counted with it.
-    fn count_from_here(&self) {
-        if self.costs.is_on() {
-            thread_cpu();
-        }
-    }
-
-    /// Reads from storage. While it lasts, the pool sees that the thread reads.
-    fn read<T>(
-        &self,
-        id: u32,
-        read: impl FnOnce(&Dataset, u32) -> Result<T, coprep_pipeline::Error>,
-    ) -> Result<T, Failure> {
-        marked(|| {
-            fail_point!(&format!("read {}", self.dataset.path(id).display()));
-            read(&self.dataset, id).map_err(Failure::fetch)
-        })
-    }
-
-    /// Takes a sample from its block. Returns `false` if it must be read by itself.
-    fn take_from_block(&self, id: u32, take: impl FnOnce(&[u8])) -> Result<bool, Failure> {
-        let Some(blocks) = &self.blocks else {
-            return Ok(false);
-        };
-        self.read(id, |dataset, id| blocks.take_sample(dataset, id, take))
-    }
-
-    fn fetch_file(&self, id: u32, into: &mut Vec<u8>) -> Prepared {
-        let start = Instant::now();
-        if let Some(disk) = self.disk_of(id)
-            && marked(|| disk.read(id, into))
-        {
-            return Ok(fetch_time(start.elapsed()).into());
-        }
-        let took = self.read_whole(id, into, start)?;
-        Ok(PreparationCost {
-            fetched_bytes: into.len() as u64,
-            ..fetch_time(took).into()
-        })
-    }
-
-    /// Reads a sample that is not on the local disk. Returns the time since `start`, or the time that reading it took when
-    /// its dataset was opened: a later epoch has to read it again.
-    fn read_whole(&self, id: u32, into: &mut Vec<u8>, start: Instant) -> Result<Duration, Failure> {
-        if let Some(mut early) = self.dataset.take_early(id) {
-            *into = std::mem::take(&mut early.bytes);
-            return Ok(early.took);
-        }
-        let is_read = self.take_from_block(id, |bytes| bytes.clone_into(into))?;
-        if !is_read {
-            self.read(id, |dataset, id| dataset.fetch(id, into))?;
-        }
-        Ok(start.elapsed())
-    }
-
-    /// Does the same with a buffer of exactly the sample's length.
-    fn read_into(&self, id: u32, into: &mut [u8], start: Instant) -> Result<Duration, Failure> {
-        if let Some(early) = self.dataset.take_early(id) {
-            into.copy_from_slice(&early.bytes);
-            return Ok(early.took);
-        }
-        let is_read = self.take_from_block(id, |bytes| into.copy_from_slice(bytes))?;
-        if !is_read {
-            self.read(id, |dataset, id| dataset.fetch_into(id, into))?;
-        }
-        Ok(start.elapsed())
-    }
-
-    fn admit_to(
-        &self,
-        cache: &DatasetCache,
-        id: u32,
-        fetched: Option<Fetched>,
-        scratch: &mut Scratch,
-    ) -> Prepared {
-        match cache.form {
-            CacheForm::Encoded if self.is_of_unknown_length(id) => {
-                let fetched = self.fetch(id, fetched)?;
-                cache.keep(id, Meta::of(Form::Encoded), &fetched.file);
-                Ok(self.finish_admission(id, fetched))
-            }
-            CacheForm::Encoded => {
-                self.count_from_here();
-                match self.admit_encoded(cache, id)? {
-                    Some(admitted) => {
-                        self.keep_on_disk(id, None, WhenFull::Wait);
-                        Ok(admitted.cost)
-                    }
-                    None => self.admit_to_disk(id, fetched),
-                }
-            }
-            CacheForm::Auto => self.admit_in_best_form(cache, id, fetched, scratch),
-            _ => {
-                let fetched = self.fetch(id, fetched)?;
-                let decoded = self.decode_into_cache(cache, id, &fetched, scratch)?;
-                Ok(self.finish_admission(id, fetched).plus(decoded))
-            }
-        }
-    }
-
-    /// Does the same as [`finish`](Self::finish) for a warm-up, which may wait for the disk.
-    fn finish_admission(&self, id: u32, fetched: Fetched) -> PreparationCost {
-        let cost = fetched.cost;
-        self.keep_on_disk(id, Some(fetched), WhenFull::Wait);
-        cost
-    }
-
-    /// Admits a sample in the form that is worth most, for a warm-up, which prepares nothing.
-    fn admit_in_best_form(
-        &self,
-        cache: &DatasetCache,
-        id: u32,
-        fetched: Option<Fetched>,
-        scratch: &mut Scratch,
-    ) -> Prepared {
-        let fetched = self.fetch(id, fetched)?;
-        let admitted = self.admit_fetched(cache, id, &fetched, scratch)?;
-        self.finish_admission(id, fetched);
-        Ok(admitted)
-    }
-
-    /// Admits a fetched sample in the form that is worth most. Returns the cost, with that of the fetch.
-    fn admit_fetched(
-        &self,
-        cache: &DatasetCache,
-        id: u32,
-        fetched: &Fetched,
-        scratch: &mut Scratch,
-    ) -> Prepared {
-        let picture = self.inspect_header(&fetched.file)?;
-        let mut cost = PreparationCost {
-            features: picture.features,
-            ..fetched.cost
-        };
-        if let Some(stages) = self.costs.predict(cost.features) {
-            let form = self.choose(cache, id, &cost, &stages, &picture);
-            return Ok(match form {
-                Some(Form::Encoded) => {
-                    cache.keep(id, Meta::of(Form::Encoded), &fetched.file);
-                    cost
-                }
-                Some(_) => cost.plus(self.decode_into_cache(cache, id, fetched, scratch)?),
-                None => cost,
-            });
-        }
-        // Until costs can be predicted, a sample is measured before its form is chosen.
-        let (decoded, pixels) = self.decode(fetched, scratch)?;
-        cost = cost.plus(decoded);
-        match self.choose(cache, id, &cost, &cost.times.into(), &picture) {
-            Some(Form::Encoded) => cache.keep(id, Meta::of(Form::Encoded), &fetched.file),
-            Some(_) => cache.keep(id, pixels.0, &pixels.1),
-            None => {}
-        }
-        Ok(cost)
-    }
-
-    fn decode(
-        &self,
-        fetched: &Fetched,
-        scratch: &mut Scratch,
-    ) -> Result<(PreparationCost, (Meta, Vec<u8>)), Failure> {
-        let start = Instant::now();
-        let file = &fetched.file;
-        let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
-        let mut pixels = vec![0; shape.bytes()];
-        self.pipeline
-            .decode_into(file, scratch, &mut pixels)
-            .map_err(Failure::decode)?;
-        let cost = decode_time(start.elapsed()).into();
-        Ok((cost, (decoded_as(shape), pixels)))
-    }
-
-    /// Returns `true` if only a request, or its row group, tells how long the sample is. It is then read into memory and copied, since its
-    /// room in the cache cannot be reserved before it is read.
-    fn is_of_unknown_length(&self, id: u32) -> bool {
-        let is_measured = self.dataset.is_remote() || self.dataset.is_in_row_groups();
-        is_measured && self.dataset.listed_len(id).is_none()
-    }
-
-    /// Reads the file straight into the cache. Returns `None` if there is no room for it. Nothing is read then.
-    fn admit_encoded(
-        &self,
-        cache: &DatasetCache,
-        id: u32,
-    ) -> Result<Option<AdmittedFile>, Failure> {
-        let start = Instant::now();
-        if !self.is_for_memory(cache, id) {
-            return Ok(None);
-        }
-        let length = self.read(id, Dataset::file_len)?;
-        let meta = Meta::of(Form::Encoded);
-        let Some(mut reservation) = cache.store.reserve(id, length as usize, meta) else {
-            return Ok(None);
-        };
-        let into = reservation.as_mut_slice();
-        let disk = self.disk_of(id);
-        let is_on_disk = disk.is_some_and(|disk| marked(|| disk.read_into(id, into)));
-        let took = if is_on_disk {
-            start.elapsed()
-        } else {
-            self.read_into(id, into, start)?
-        };
-        reservation.commit();
-        if is_on_disk {
-            cache.count_double();
-        }
-        let cost = PreparationCost {
-            fetched_bytes: if is_on_disk { 0 } else { length },
-            ..fetch_time(took).into()
-        };
-        Ok(Some(AdmittedFile {
-            bytes: length,
-            cost,
-        }))
-    }
-
-    /// Decodes the file straight into the cache, if there is room.
-    fn decode_into_cache(
-        &self,
-        cache: &DatasetCache,
-        id: u32,
-        fetched: &Fetched,
-        scratch: &mut Scratch,
-    ) -> Prepared {
-        let start = Instant::now();
-        let file = &fetched.file;
-        let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
-        let meta = decoded_as(shape);
-        let has_no_price = cache.forms.is_none();
-        if has_no_price && !self.is_for_memory(cache, id) {
-            return Ok(PreparationCost::default());
-        }
-        let Some(mut reservation) = cache.store.reserve(id, shape.bytes(), meta) else {
-            return Ok(PreparationCost::default());
-        };
-        self.pipeline
-            .decode_into(file, scratch, reservation.as_mut_slice())
-            .map_err(Failure::decode)?;
-        reservation.commit();
-        if self.disk_of(id).is_some_and(|disk| disk.has(id)) {
-            cache.count_double();
-        }
-        Ok(PreparationCost {
-            in_full: true,
-            ..decode_time(start.elapsed()).into()
-        })
-    }
-}
-
-fn fetch_time(time: Duration) -> MeasuredTimes {
-    MeasuredTimes {
-        fetch: MeasuredTimes::stage(time),
-        ..MeasuredTimes::default()
-    }
-}
-
-fn decode_time(time: Duration) -> MeasuredTimes {
-    MeasuredTimes {
-        decode: MeasuredTimes::stage(time),
-        ..MeasuredTimes::default()
-    }
 }
 
 /// Returns the seconds that fetching is expected to take: the measured time, within a factor of 2 of the prediction.
@@ -826,14 +376,6 @@ fn usual(measured: f32, predicted: f32) -> f32 {
         measured.clamp(predicted / 2.0, predicted * 2.0)
     } else {
         measured
-    }
-}
-
-fn decoded_as(shape: DecodedShape) -> Meta {
-    Meta {
-        form: Form::Decoded,
-        width: shape.width,
-        height: shape.height,
     }
 }
 

@@ -1,0 +1,171 @@
+//! Fetching a sample: from the local disk, from what was read early, from its block, or from storage.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coprep_costs::MeasuredTimes;
+use coprep_pipeline::Dataset;
+use coprep_protocol::message::CacheForm;
+use fail::fail_point;
+
+use crate::caches::DatasetCache;
+use crate::observe::preparation_cost::PreparationCost;
+use crate::produce::failure::Failure;
+use crate::produce::native::thread_usage::{ThreadUsage, thread_cpu};
+use crate::produce::native::{AdmittedFile, Fetched, FetchedAt, Prepared, Recipe};
+use crate::produce::threads::marked;
+
+impl Recipe {
+    /// Fetches a sample that is not cached. It goes into the cache if its file is to be cached as it is. With
+    /// `is_looking`, its header is read to predict its cost, unless the cost is known.
+    pub(crate) fn fetch_ahead(&self, id: u32, is_looking: bool) -> Result<Fetched, Failure> {
+        let before = ThreadUsage::now();
+        let mut file = Vec::new();
+        let (cost, fetched_at, bytes) = match self.fetch_into_cache(id)? {
+            Some(admitted) => (admitted.cost, FetchedAt::InCache, admitted.bytes),
+            None => {
+                let cost = self.fetch_file(id, &mut file)?;
+                (cost, FetchedAt::InMemory, file.len() as u64)
+            }
+        };
+        let wall = cost.times.fetch_seconds();
+        let (cpu, at_work) = before.spent(wall);
+        // Threads of remote storage work for the fetch while this one waits.
+        let elsewhere = self
+            .dataset
+            .io_cpu_for(id, cost.fetched_bytes)
+            .as_secs_f32();
+        let (cpu, at_work) = (cpu + elsewhere, (at_work + elsewhere).min(wall));
+        let mut expected = self.expected(id);
+        if expected.is_none() && is_looking && fetched_at == FetchedAt::InMemory {
+            // A broken file is reported when it is decoded.
+            let header_info = self.inspect_header(&file).ok();
+            let predicted = header_info.and_then(|picture| self.costs.predict(picture.features));
+            expected = predicted.map(|cost| cost.prep());
+        }
+        Ok(Fetched {
+            file,
+            fetched_at,
+            bytes,
+            cost: PreparationCost {
+                times: MeasuredTimes {
+                    cpu: Some(cpu).filter(|cpu| *cpu > 0.0),
+                    ..cost.times
+                },
+                ..cost
+            },
+            at_work,
+            expected,
+        })
+    }
+
+    /// Reads the file into the cache. Returns `None` if it is not to be cached as it is, or there is no room.
+    fn fetch_into_cache(&self, id: u32) -> Result<Option<AdmittedFile>, Failure> {
+        let encoded = |cache: &&Arc<DatasetCache>| {
+            cache.form == CacheForm::Encoded && !self.is_of_unknown_length(id)
+        };
+        let Some(cache) = self.cache.as_ref().filter(encoded) else {
+            return Ok(None);
+        };
+        self.admit_encoded(cache, id)
+    }
+
+    /// Fetches a sample into memory, unless it was before.
+    pub(super) fn fetch(&self, id: u32, fetched: Option<Fetched>) -> Result<Fetched, Failure> {
+        if let Some(fetched) = fetched.filter(|f| f.fetched_at == FetchedAt::InMemory) {
+            return Ok(fetched);
+        }
+        self.count_from_here();
+        let mut file = Vec::new();
+        let cost = self.fetch_file(id, &mut file)?;
+        Ok(Fetched::in_memory(file, cost))
+    }
+
+    /// Restarts the thread's CPU clock before a fetch. A thread that waits for storage uses less CPU time than its
+    /// stages take, so CPU time from before this sample could be counted with it.
+    pub(super) fn count_from_here(&self) {
+        if self.costs.is_on() {
+            thread_cpu();
+        }
+    }
+
+    /// Reads from storage. While it lasts, the pool sees that the thread reads.
+    pub(super) fn read<T>(
+        &self,
+        id: u32,
+        read: impl FnOnce(&Dataset, u32) -> Result<T, coprep_pipeline::Error>,
+    ) -> Result<T, Failure> {
+        marked(|| {
+            fail_point!(&format!("read {}", self.dataset.path(id).display()));
+            read(&self.dataset, id).map_err(Failure::fetch)
+        })
+    }
+
+    /// Takes a sample from its block. Returns `false` if it must be read by itself.
+    fn take_from_block(&self, id: u32, take: impl FnOnce(&[u8])) -> Result<bool, Failure> {
+        let Some(blocks) = &self.blocks else {
+            return Ok(false);
+        };
+        self.read(id, |dataset, id| blocks.take_sample(dataset, id, take))
+    }
+
+    fn fetch_file(&self, id: u32, into: &mut Vec<u8>) -> Prepared {
+        let start = Instant::now();
+        if let Some(disk) = self.disk_of(id)
+            && marked(|| disk.read(id, into))
+        {
+            return Ok(fetch_time(start.elapsed()).into());
+        }
+        let took = self.read_whole(id, into, start)?;
+        Ok(PreparationCost {
+            fetched_bytes: into.len() as u64,
+            ..fetch_time(took).into()
+        })
+    }
+
+    /// Reads a sample that is not on the local disk. Returns the time since `start`, or the time that reading it took when
+    /// its dataset was opened: a later epoch has to read it again.
+    fn read_whole(&self, id: u32, into: &mut Vec<u8>, start: Instant) -> Result<Duration, Failure> {
+        if let Some(mut early) = self.dataset.take_early(id) {
+            *into = std::mem::take(&mut early.bytes);
+            return Ok(early.took);
+        }
+        let is_read = self.take_from_block(id, |bytes| bytes.clone_into(into))?;
+        if !is_read {
+            self.read(id, |dataset, id| dataset.fetch(id, into))?;
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Does the same with a buffer of exactly the sample's length.
+    pub(super) fn read_into(
+        &self,
+        id: u32,
+        into: &mut [u8],
+        start: Instant,
+    ) -> Result<Duration, Failure> {
+        if let Some(early) = self.dataset.take_early(id) {
+            into.copy_from_slice(&early.bytes);
+            return Ok(early.took);
+        }
+        let is_read = self.take_from_block(id, |bytes| into.copy_from_slice(bytes))?;
+        if !is_read {
+            self.read(id, |dataset, id| dataset.fetch_into(id, into))?;
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Returns `true` if only a request, or its row group, tells how long the sample is. It is then read into memory and
+    /// copied, since its room in the cache cannot be reserved before it is read.
+    pub(super) fn is_of_unknown_length(&self, id: u32) -> bool {
+        let is_measured = self.dataset.is_remote() || self.dataset.is_in_row_groups();
+        is_measured && self.dataset.listed_len(id).is_none()
+    }
+}
+
+pub(super) fn fetch_time(time: Duration) -> MeasuredTimes {
+    MeasuredTimes {
+        fetch: MeasuredTimes::stage(time),
+        ..MeasuredTimes::default()
+    }
+}
