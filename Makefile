@@ -10,7 +10,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 INSTALL_PACKAGES := tools/dev/install_packages.sh
-# Packages are compiled when they are first imported. Whatever forbids to keep that would have every process do it anew.
+# Python keeps a package compiled after its first import. With this variable set, each process would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 DATA ?= demo-data

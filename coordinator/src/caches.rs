@@ -532,7 +532,8 @@ impl SampleBytes {
     /// Returns the bytes of samples in a store. Their lengths were listed, so that only a few samples are asked for: all
     /// at once, for the ratio of their decoded to their stored bytes. They also show whether the store lets anybody read.
     fn of_listed(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> Result<SampleBytes> {
-        let ids = probed_ids(dataset);
+        let count = (dataset.len() / SAMPLES_PER_HEAD).clamp(1, MOST_HEADS);
+        let ids = dataset.spread(count, MOST_GROUPS);
         let (mut probed, mut decoded) = (0u64, 0u64);
         for (&id, head) in ids.iter().zip(dataset.fetch_heads(&ids)) {
             let head = match head {
@@ -580,30 +581,6 @@ impl SampleBytes {
         SampleBytes {
             wanted: self.wanted.max(bytes),
             ..self
-        }
-    }
-}
-
-/// Returns the samples whose beginnings are read for all: evenly spaced ones, and of row groups few, since each is read as
-/// a whole.
-fn probed_ids(dataset: &Dataset) -> Vec<u32> {
-    let count = (dataset.len() / SAMPLES_PER_HEAD)
-        .clamp(1, MOST_HEADS)
-        .min(dataset.len());
-    let evenly = |of: u32, count: u32| {
-        let at = move |i: u32| (u64::from(i) * u64::from(of) / u64::from(count)) as u32;
-        (0..count).map(at)
-    };
-    match dataset.block_ends(0).filter(|_| dataset.is_in_row_groups()) {
-        None => evenly(dataset.len(), count).collect(),
-        Some(ends) => {
-            let groups = evenly(ends.len() as u32, MOST_GROUPS.min(ends.len() as u32));
-            let ids = groups.flat_map(|group| {
-                let group = group as usize;
-                let first = group.checked_sub(1).map_or(0, |before| ends[before]);
-                first..ends[group].min(first + count.div_ceil(MOST_GROUPS))
-            });
-            ids.collect()
         }
     }
 }

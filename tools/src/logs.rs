@@ -38,8 +38,7 @@ pub(crate) fn to_stderr(format: LogFormat) -> WorkerGuard {
 
 /// Has a layer write the events that `COPREP_LOG` selects: a level, or levels of modules.
 ///
-/// `EnvFilter` could also select by fields of spans, but takes a library of regular expressions for it, which is a tenth of
-/// what the command is built of.
+/// `EnvFilter` could also select by fields of spans. It would add a library of regular expressions to the command.
 fn start(lines: impl Layer<Registry> + Send + Sync) {
     let told = std::env::var("COPREP_LOG").ok();
     let filter = told.and_then(|told| told.parse::<Targets>().ok());

@@ -90,7 +90,7 @@ impl ChunkPlace {
     }
 
     fn reader(&self, chunk: Bytes, column: &ColumnDescPtr, most: u64) -> Result<ColumnReader> {
-        // Of a chunk that is alone in memory, all places are relative to its own beginning.
+        // The chunk is alone in memory, so that its pages begin at 0.
         let meta = ColumnChunkMetaData::builder(column.clone())
             .set_compression_codec(self.codec)
             .set_total_compressed_size(chunk.len() as i64)

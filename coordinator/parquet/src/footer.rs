@@ -24,7 +24,7 @@ const MOST_FOOTER: u64 = 256 << 20;
 /// takes 40 bytes of memory while its group is used.
 const MOST_ROWS: i64 = 1 << 22;
 
-/// What is known about a file after its footer was read.
+/// The facts about a file that its footer tells.
 pub(crate) struct FileFooter {
     pub(crate) image: ColumnDescPtr,
     pub(crate) label: Option<ColumnDescPtr>,

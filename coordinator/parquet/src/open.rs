@@ -1,20 +1,13 @@
 //! Opens files: reads their footers and labels, many at once.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc;
-
 use bytes::Bytes;
 use coprep_protocol::spec::ParquetFiles;
-use coprep_storage::{Error, ErrorKind, ObjectTable};
+use coprep_storage::{Error, ErrorKind, ObjectTable, in_parallel};
 
 use crate::chunk::ChunkPlace;
 use crate::fault::FileFault;
 use crate::footer::{FileFooter, FooterReader, GroupLabels};
 use crate::rows::{MOST_CHUNK, ParquetRows};
-
-/// Requests at a time, to a store and to a local disk.
-const REMOTE_AT_ONCE: usize = 64;
-const LOCAL_AT_ONCE: usize = 8;
 
 /// Files that are open.
 #[derive(Debug)]
@@ -64,12 +57,7 @@ pub fn open_within(
         };
         reader.read()
     };
-    let at_once = if objects.is_remote() {
-        REMOTE_AT_ONCE
-    } else {
-        LOCAL_AT_ONCE
-    };
-    let footers = in_parallel(sizes.len(), at_once, &footer, goes_on)?;
+    let footers = all_of(sizes.len(), objects.is_remote(), &footer, goes_on)?;
     let mut rows = ParquetRows::new(most);
     footers.iter().for_each(|footer| rows.push(footer));
     rows.shrink();
@@ -81,7 +69,7 @@ pub fn open_within(
         most,
         footers: &footers,
     };
-    let labels = labels.all(at_once, goes_on)?;
+    let labels = labels.all(goes_on)?;
     let classes = footers.into_iter().find_map(|footer| footer.classes);
     Ok(OpenParquet {
         rows,
@@ -99,7 +87,7 @@ struct LabelReader<'a> {
 
 impl LabelReader<'_> {
     /// Returns the labels of all rows, or none if no label is used.
-    fn all(&self, at_once: usize, goes_on: &mut dyn FnMut(u64) -> bool) -> Result<Vec<i64>, Error> {
+    fn all(&self, goes_on: &mut dyn FnMut(u64) -> bool) -> Result<Vec<i64>, Error> {
         let groups = self.footers.iter().enumerate();
         let groups: Vec<(usize, usize)> = groups
             .flat_map(|(file, footer)| (0..footer.groups.len()).map(move |group| (file, group)))
@@ -108,7 +96,7 @@ impl LabelReader<'_> {
         let mut labels = Vec::new();
         let read = |at: usize| self.group(groups[at].0, groups[at].1);
         let is_awaited = &mut |_| goes_on(files);
-        for group in in_parallel(groups.len(), at_once, &read, is_awaited)? {
+        for group in all_of(groups.len(), self.objects.is_remote(), &read, is_awaited)? {
             labels.extend(group);
         }
         labels.shrink_to_fit();
@@ -160,49 +148,29 @@ impl LabelReader<'_> {
     }
 }
 
-/// Does `count` pieces of work on several threads. Returns their results in order, or the error of the first that failed.
-/// `goes_on` is told the number of those that are done, and ends the work by `false`.
-fn in_parallel<T: Send>(
+/// Does `count` pieces of work at once. Returns their results in order, or the error of the first that failed. `goes_on` is
+/// told the number of those that are done, and ends the work by `false`.
+fn all_of<T: Send>(
     count: usize,
-    at_once: usize,
+    is_remote: bool,
     work: &(dyn Fn(usize) -> Result<T, Error> + Sync),
     goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Vec<T>, Error> {
-    let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let (sender, done) = mpsc::channel();
     let mut results: Vec<Option<T>> = (0..count).map(|_| None).collect();
     let (mut failed, mut is_awaited): (Option<(usize, Error)>, bool) = (None, true);
-    std::thread::scope(|scope| {
-        for _ in 0..at_once.min(count) {
-            let (sender, next, is_over) = (sender.clone(), &next, &is_over);
-            scope.spawn(move || {
-                while !is_over.load(Ordering::Relaxed) {
-                    let piece = next.fetch_add(1, Ordering::Relaxed);
-                    if piece >= count {
-                        return;
-                    }
-                    // The receiver is there as long as this scope.
-                    let _ = sender.send((piece, work(piece)));
-                }
-            });
-        }
-        drop(sender);
-        let mut finished = 0;
-        for (piece, result) in done {
-            match result {
-                Ok(result) => results[piece] = Some(result),
-                // Of several bad files, the first is named, in whatever order they were found.
-                Err(error) if failed.as_ref().is_none_or(|(first, _)| piece < *first) => {
-                    failed = Some((piece, error));
-                }
-                Err(_) => {}
+    let mut finished = 0;
+    in_parallel(count, is_remote, work, &mut |piece, result| {
+        match result {
+            Ok(result) => results[piece] = Some(result),
+            // Of several bad files, the first is named, in whatever order they were found.
+            Err(error) if failed.as_ref().is_none_or(|(first, _)| piece < *first) => {
+                failed = Some((piece, error));
             }
-            finished += 1;
-            is_awaited = is_awaited && goes_on(finished);
-            if failed.is_some() || !is_awaited {
-                is_over.store(true, Ordering::Relaxed);
-            }
+            Err(_) => {}
         }
+        finished += 1;
+        is_awaited = is_awaited && goes_on(finished);
+        is_awaited && failed.is_none()
     });
     if let Some((_, error)) = failed {
         return Err(error);

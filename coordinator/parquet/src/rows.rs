@@ -148,9 +148,10 @@ impl ParquetRows {
         format!("row{}", u64::from(id) - self.files[file as usize].before)
     }
 
-    /// Holds this many row groups from now on, those that were used last.
+    /// Holds at least this many row groups from now on, those that were used last. Streams share the rows, so the largest
+    /// number that one of them asked for counts.
     pub fn hold(&self, groups: usize) {
-        self.held.hold(groups);
+        self.held.hold(groups.max(self.held.most()));
     }
 
     /// Lets go of all row groups that are held.

@@ -6,14 +6,15 @@
 //! order; within a class, the folders in the order of their paths, links followed; within a folder, the files by name.
 
 mod arrays;
+mod blocks;
 mod early;
 mod labels;
 mod parquet;
 mod remote;
+mod spread;
 mod windows;
 
 use std::ffi::{OsStr, OsString};
-use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -438,7 +439,8 @@ impl Dataset {
         let extents = ids.iter().map(|&id| self.extent(id));
         let early = |extent: Extent| self.early.head(extent, HEAD_BYTES).ok_or(extent);
         let heads: Vec<Result<Vec<u8>, Extent>> = extents.map(early).collect();
-        let unread: Vec<Extent> = heads.iter().filter_map(|head| head.clone().err()).collect();
+        let unread = heads.iter().filter_map(|head| head.as_ref().err());
+        let unread: Vec<Extent> = unread.copied().collect();
         let mut read = self
             .objects
             .read_part_heads(&unread, HEAD_BYTES)
@@ -458,7 +460,8 @@ impl Dataset {
     /// If `id` is not below [`Dataset::len`].
     #[must_use]
     pub fn take_early(&self, id: u32) -> Option<EarlyPart> {
-        self.early.take(self.extent(id))
+        // Most datasets have none, and this is asked for every sample.
+        (!self.early.is_empty()).then(|| self.early.take(self.extent(id)))?
     }
 
     /// Reads a sample's file into a buffer of exactly its length.
@@ -469,7 +472,7 @@ impl Dataset {
     /// if a sample of a shard has another checksum than in the index.
     pub fn fetch_into(&self, id: u32, into: &mut [u8]) -> Result<(), Error> {
         if let Places::Rows(rows) = &self.places {
-            return self.of_row(rows, id, |image| fill(into, image))?;
+            return self.of_row(rows, id, |image| parquet::fill(into, image))?;
         }
         self.read_intact(id, into, |into| {
             self.objects.read_into(self.extent(id), into)
@@ -508,131 +511,6 @@ impl Dataset {
             shard.display()
         ))
     }
-}
-
-/// Samples that lie in row groups, which are read and decompressed as a whole.
-impl Dataset {
-    /// Returns `true` if samples are rows of parquet files. A dataset holds some of the row groups that it read last.
-    #[must_use]
-    pub fn is_in_row_groups(&self) -> bool {
-        matches!(self.places, Places::Rows(_))
-    }
-
-    /// Returns the bytes of all samples together, about, if they are rows of parquet files, whose footers tell.
-    #[must_use]
-    pub fn row_bytes(&self) -> Option<u64> {
-        match &self.places {
-            Places::Rows(rows) => Some(rows.image_bytes()),
-            _ => None,
-        }
-    }
-
-    /// Holds this many row groups from now on, those that were used last. Does nothing for other samples.
-    pub fn hold_row_groups(&self, groups: usize) {
-        if let Places::Rows(rows) = &self.places {
-            rows.hold(groups);
-        }
-    }
-
-    /// Lets go of all row groups that are held, so that they are read again.
-    pub fn release_row_groups(&self) {
-        if let Places::Rows(rows) = &self.places {
-            rows.release();
-        }
-    }
-
-    /// Passes a row's bytes to `take`.
-    fn of_row<Out>(
-        &self,
-        rows: &ParquetRows,
-        id: u32,
-        take: impl FnOnce(&[u8]) -> Out,
-    ) -> Result<Out, Error> {
-        rows.read(&self.objects, id, take).map_err(error::of_row)
-    }
-}
-
-/// Samples that are neighbours in an object, such as a tar shard, which one request brings together.
-impl Dataset {
-    /// Cuts the samples into blocks of neighbours. A block takes at most `most` bytes of its object, or it is one sample;
-    /// in a parquet file it is a row group.
-    /// Returns the end of each block, which is the first id of the next one, or `None` if each sample is an object.
-    #[must_use]
-    pub fn block_ends(&self, most: u64) -> Option<Arc<[u32]>> {
-        if let Places::Rows(rows) = &self.places {
-            return Some(rows.group_ends());
-        }
-        if !self.has_parts() {
-            return None;
-        }
-        let mut ends = Vec::new();
-        let mut first = self.extent(0);
-        for id in 1..self.len() {
-            let extent = self.extent(id);
-            let end = extent.at + u64::from(extent.len.unwrap_or(0));
-            if extent.object != first.object || end - first.at > most {
-                ends.push(id);
-                first = extent;
-            }
-        }
-        ends.push(self.len());
-        Some(ends.into())
-    }
-
-    /// Reads the samples of a block, and what lies between them. Afterwards `into` holds exactly these bytes.
-    ///
-    /// # Errors
-    ///
-    /// As [`Dataset::fetch`].
-    ///
-    /// # Panics
-    ///
-    /// If `ids` is empty, or not a block of [`Dataset::block_ends`].
-    pub fn fetch_block(&self, ids: Range<u32>, into: &mut Vec<u8>) -> Result<(), Error> {
-        let Extent { object, at, .. } = self.extent(ids.start);
-        let len = self.place_in_block(ids.start, ids.end - 1).end;
-        let extent = Extent {
-            object,
-            at,
-            // A block is a sample, or shorter than 4 GiB.
-            len: Some(len as u32),
-        };
-        self.objects.read(extent, into).map_err(error::of_storage)
-    }
-
-    /// Returns `true` if these bytes of a sample are those that were indexed, or nothing is known about them.
-    ///
-    /// # Panics
-    ///
-    /// If `id` is not below [`Dataset::len`].
-    #[must_use]
-    pub fn is_intact(&self, id: u32, bytes: &[u8]) -> bool {
-        match &self.places {
-            Places::Shards(shards) => shards.is_intact(id, bytes),
-            _ => true,
-        }
-    }
-
-    /// Returns where the bytes of a sample lie in the block that begins with sample `first`.
-    ///
-    /// # Panics
-    ///
-    /// If the sample is not in that block.
-    #[must_use]
-    pub fn place_in_block(&self, first: u32, id: u32) -> Range<usize> {
-        let extent = self.extent(id);
-        let start = (extent.at - self.extent(first).at) as usize;
-        start..start + extent.len.unwrap_or(0) as usize
-    }
-}
-
-/// Copies an image into a buffer that must have its length.
-fn fill(into: &mut [u8], image: &[u8]) -> Result<(), Error> {
-    if into.len() != image.len() {
-        return Err(error::wrong_length("a row", image.len(), into.len()));
-    }
-    into.copy_from_slice(image);
-    Ok(())
 }
 
 fn unreadable(path: &Path, error: std::io::Error) -> Error {

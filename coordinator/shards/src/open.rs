@@ -3,11 +3,9 @@
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
 
 use coprep_protocol::spec::TarShards;
-use coprep_storage::{EarlyObject, Error, ErrorKind, Extent, ObjectTable, Stores};
+use coprep_storage::{EarlyObject, Error, ErrorKind, Extent, ObjectTable, Stores, in_parallel};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::dali::DaliIndex;
@@ -17,10 +15,6 @@ use crate::locate::{FilesBeside, Shard};
 use crate::samples::{SampleParts, SampleTable, UNKNOWN_CHECKSUM};
 use crate::scan::{EarlyImages, ReadSizes, ScanMemory, ShardReader};
 use crate::wids::ListedShards;
-
-/// Shards that are indexed at once, in a store and on a local disk.
-const REMOTE_AT_ONCE: usize = 64;
-const LOCAL_AT_ONCE: usize = 8;
 
 /// Times that shards are listed before an opening gives up, because they are replaced again and again meanwhile.
 const MOST_LISTINGS: u32 = 3;
@@ -305,9 +299,6 @@ struct IndexedShards<'a> {
     origins: IndexOrigins,
 }
 
-/// The index of a shard, or the reason why there is none.
-type Made = (usize, Result<(ShardIndex, bool), Error>);
-
 impl<'a> Opening<'a> {
     /// Finds the shards, and takes or makes their indexes.
     fn of(
@@ -400,7 +391,10 @@ impl<'a> Opening<'a> {
         let mut is_awaited = true;
         let mut done = origins.kept as u64;
         let mut failed: Option<(usize, Error)> = None;
-        self.make_all(&work, &mut |(shard, made)| {
+        let is_remote = self.shards.iter().any(Shard::is_remote);
+        let make = |piece: usize| self.make(work[piece].0, &work[piece].1);
+        in_parallel(work.len(), is_remote, &make, &mut |piece, made| {
+            let shard = work[piece].0;
             match made {
                 Ok((index, was_beside)) => {
                     folder.keep(&index);
@@ -426,38 +420,6 @@ impl<'a> Opening<'a> {
             return Err(Error::new(ErrorKind::Invalid, what));
         }
         Ok((indexes.into_iter().flatten().collect(), origins))
-    }
-
-    /// Makes indexes on several threads. `goes_on` is given each, and ends the work by `false`.
-    fn make_all(&self, work: &[(usize, FilesBeside)], goes_on: &mut dyn FnMut(Made) -> bool) {
-        let at_once = if self.shards.iter().any(Shard::is_remote) {
-            REMOTE_AT_ONCE
-        } else {
-            LOCAL_AT_ONCE
-        };
-        let at_once = at_once.min(work.len());
-        let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let (sender, made): (Sender<Made>, Receiver<Made>) = mpsc::channel();
-        std::thread::scope(|scope| {
-            for _ in 0..at_once {
-                let (sender, next, is_over) = (sender.clone(), &next, &is_over);
-                scope.spawn(move || {
-                    while !is_over.load(Ordering::Relaxed)
-                        && let Some((shard, beside)) =
-                            work.get(next.fetch_add(1, Ordering::Relaxed))
-                    {
-                        // The receiver is there as long as this scope.
-                        let _ = sender.send((*shard, self.make(*shard, beside)));
-                    }
-                });
-            }
-            drop(sender);
-            for made in made {
-                if !goes_on(made) {
-                    is_over.store(true, Ordering::Relaxed);
-                }
-            }
-        });
     }
 
     /// Takes the index beside a shard, or makes one. The second value says whether there was one.

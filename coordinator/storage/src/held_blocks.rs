@@ -35,6 +35,12 @@ impl<T> HeldBlocks<T> {
         }
     }
 
+    /// Returns the number of blocks that are held at most.
+    #[must_use]
+    pub fn most(&self) -> usize {
+        lock(&self.state).held.cap().get()
+    }
+
     /// Changes the number of blocks that are held at most.
     pub fn hold(&self, most: usize) {
         lock(&self.state).held.resize(at_least_one(most));

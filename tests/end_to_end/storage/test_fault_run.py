@@ -113,7 +113,7 @@ def data(server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     server.demand(FIRST)
     url = f"s3://bucket/shards/train-{{000..{SHARDS - 1:03}}}.tar"
     assert len(coprep.WebDataset(url)) == SAMPLES
-    # What was read for the indexes would be used once, in place of the changed byte.
+    # The coordinator would hand out the images that it read for the indexes, without the changed byte.
     coprep.stop()
     each = SAMPLES // SHARDS
     with tarfile.open(shards[1]) as archive:

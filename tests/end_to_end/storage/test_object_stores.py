@@ -12,15 +12,10 @@ import numpy as np
 import pytest
 from batches import batches, ids
 from object_server import ObjectServer
+from stored_images import loader
 from waiting import WAIT
 
 N = 200
-
-
-def loader(pipeline: coprep.Pipeline, **options: Any) -> coprep.DataLoader:
-    operators = pipeline.decode().random_resized_crop(32).random_horizontal_flip()
-    options = {"batch_size": 16, "framework": "numpy", "with_index": True, **options}
-    return coprep.DataLoader(operators, **options)
 
 
 def second_requests() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 from batches import batches, ids
 from object_server import ObjectServer
 from parquet_files import CLASSES, table, write_files
-from waiting import WAIT
+from stored_images import loader, run
 
 N = 120
 FILES = 3
@@ -44,16 +43,6 @@ def stored(server: ObjectServer, files: Path) -> str:
     """The URL of the same files."""
     server.load("bucket", "parquet", files)
     return f"s3://bucket/parquet/{BRACES}"
-
-
-def loader(pipeline: coprep.Pipeline, **options: Any) -> coprep.DataLoader:
-    operators = pipeline.decode().random_resized_crop(32).random_horizontal_flip()
-    options = {"batch_size": 16, "framework": "numpy", "with_index": True, **options}
-    return coprep.DataLoader(operators, **options)
-
-
-def run(*command: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["coprep", *map(str, command)], capture_output=True, text=True, timeout=2 * WAIT)
 
 
 def gets_to_open(server: ObjectServer, pipeline: coprep.Pipeline) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-import subprocess
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from batches import batches, ids
 from object_server import ObjectServer
 from shards import FORMATS, samples_of, write_shard, write_shards
+from stored_images import loader, run
 from waiting import WAIT
 
 N = 120
@@ -49,16 +49,6 @@ def stored(server: ObjectServer, shards: Path) -> str:
     """The URL of the same shards."""
     server.load("bucket", "shards", shards)
     return f"s3://bucket/shards/{BRACES}"
-
-
-def loader(pipeline: coprep.Pipeline, **options: Any) -> coprep.DataLoader:
-    operators = pipeline.decode().random_resized_crop(32).random_horizontal_flip()
-    options = {"batch_size": 16, "framework": "numpy", "with_index": True, **options}
-    return coprep.DataLoader(operators, **options)
-
-
-def run(*command: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["coprep", *map(str, command)], capture_output=True, text=True, timeout=WAIT)
 
 
 def index_files(cache_home: Path) -> list[Path]:
@@ -382,7 +372,7 @@ def test_a_shard_replaced_in_mid_run_is_one_error_that_names_it(
     urls = str(shards / BRACES) if place == "local" else stored
     other = (shards / "train-000.tar").read_bytes()
     assert len(coprep.WebDataset(urls)) == N
-    # What was read for the indexes would be used in place of the new bytes.
+    # The coordinator would hand out the images that it read for the indexes, without the new bytes.
     coprep.stop()
     options = {"cache": "off", "shuffle": False, "batch_size": 4}
     with (

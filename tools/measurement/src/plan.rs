@@ -89,27 +89,12 @@ const HEADS_AT_A_TIME: usize = 64;
 /// Samples of the first measurement, which tells how many are enough.
 const FIRST_SAMPLES: u32 = 256;
 
-/// Returns `count` numbers below `all`, evenly spaced.
-fn evenly(all: u32, count: u32) -> Vec<u32> {
-    let count = count.clamp(1, all.max(1));
-    let at = |i: u32| (u64::from(i) * u64::from(all) / u64::from(count)) as u32;
-    (0..count).map(at).collect()
-}
-
 /// Returns `count` samples, evenly spaced. Rows of parquet files come by whole row groups, as jobs read them.
 fn part(dataset: &Dataset, count: u32) -> Vec<u32> {
     let ends = dataset.block_ends(0).filter(|_| dataset.is_in_row_groups());
-    let Some(ends) = ends else {
-        return evenly(dataset.len(), count);
-    };
-    let of_one = dataset.len().div_ceil(ends.len() as u32);
-    let groups = evenly(ends.len() as u32, count.div_ceil(of_one));
-    let ids = groups.into_iter().flat_map(|group| {
-        let group = group as usize;
-        let first = group.checked_sub(1).map_or(0, |before| ends[before]);
-        first..ends[group]
-    });
-    ids.take(count.max(1) as usize).collect()
+    let groups = ends.map_or(1, |ends| ends.len() as u32);
+    let of_one = (dataset.len() / groups.max(1)).max(1);
+    dataset.spread(count, count.div_ceil(of_one))
 }
 
 impl MeasurementPlan {
@@ -290,16 +275,4 @@ pub fn estimate_sizes(dataset: &Dataset, ids: &[u32], spec: &PipelineSpec) -> Re
         decoded: sum.decoded / f64::max(images, 1.0) * all,
         pixels: sum.pixels / f64::max(images, 1.0),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_part_is_drawn_evenly_from_all() {
-        assert_eq!(evenly(10, 5), [0, 2, 4, 6, 8]);
-        assert_eq!(evenly(3, 10), [0, 1, 2]);
-        assert_eq!(evenly(1 << 31, 2), [0, 1 << 30]);
-    }
 }

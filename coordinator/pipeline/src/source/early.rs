@@ -7,13 +7,17 @@ use coprep_storage::{EarlyObject, EarlyPart, Extent};
 /// The early samples of a dataset.
 #[derive(Debug, Default)]
 pub(super) struct EarlySamples {
-    /// Those of each object. Empty if there are none.
+    /// The early samples of each object, by its number. The list is empty if there are none.
     objects: Vec<Option<Arc<EarlyObject>>>,
 }
 
 impl EarlySamples {
     pub(super) fn new(objects: Vec<Option<Arc<EarlyObject>>>) -> Self {
         EarlySamples { objects }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.objects.is_empty()
     }
 
     fn of(&self, extent: Extent) -> Option<&EarlyObject> {

@@ -1,4 +1,4 @@
-//! Bringing a sample into the cache: as its file is read, as it is decoded, or for a warm-up.
+//! Brings a sample into the cache: as its file is read, as it is decoded, or for a warm-up.
 
 use std::time::{Duration, Instant};
 

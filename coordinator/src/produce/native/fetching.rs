@@ -1,4 +1,4 @@
-//! Fetching a sample: from the local disk, from what was read early, from its block, or from storage.
+//! Fetches a sample from the local disk, from the early reads, from its block, or from storage.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

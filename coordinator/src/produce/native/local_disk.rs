@@ -1,4 +1,4 @@
-//! What the local disk holds beside memory, and what it is handed.
+//! Decides which samples the local disk holds beside memory, and hands them over.
 
 use std::sync::Arc;
 
