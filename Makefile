@@ -97,7 +97,7 @@ $(VENV)/.package: $(WHEEL_SOURCES) $(VENV)/.base
 	@rm -rf $(TARGET)/wheels
 	@MATURIN_NO_MISSING_BUILD_BACKEND_WARNING=1 $(VENV)/bin/maturin build --release --quiet --interpreter $(PY) --out $(TARGET)/wheels
 	@$(INSTALL_PACKAGES) $(VENV) --force-reinstall --no-deps $(TARGET)/wheels/*.whl
-	@touch $@
+	@rm -f $(VENV)/.test-package && touch $@
 
 .PHONY: wheel
 wheel: $(VENV)/.package ## the release build of the Python package, as a wheel
@@ -193,30 +193,40 @@ drop-in: $(VENV)/.package $(VENV)/.torch ## what it costs to replace PyTorch's D
 
 # --- checks --------------------------------------------------------------------------------------------------
 
+# All builds of the dev profile name the same packages and features. Otherwise cargo builds many dependencies anew, with
+# other features.
 # The command is built with points where tests can make a coordinator's threads panic. They do nothing until a test says so.
 FAILPOINTS := --features coprep-cli/failpoints
 RUST_TESTS = $(shell cargo nextest --version >/dev/null 2>&1 && echo cargo nextest run || echo cargo test --no-fail-fast) $(FAILPOINTS)
-FAILPOINTS_BIN := $(abspath $(TARGET))/coprep-failpoints
 
 .PHONY: test-build
 test-build: | deps
 	@echo "building the tests"
 	@$(RUST_TESTS) --no-run
-	@install -m 755 $(TARGET)/debug/coprep $(FAILPOINTS_BIN)
+	@cargo build --quiet $(FAILPOINTS) --bin coprep-object-server
+
+# Tests use a package with debug assertions and failpoints, of the crates that the Rust tests are built of. It takes the
+# place of the release build in the environment.
+$(VENV)/.test-package: $(WHEEL_SOURCES) $(VENV)/.base | test-build
+	@echo "building the tests' wheel"
+	@PYTHONPATH=bindings/build_backend $(PY) -m coprep_build --command $(TARGET)/debug/coprep
+	@rm -rf $(TARGET)/test-wheels
+	@MATURIN_NO_MISSING_BUILD_BACKEND_WARNING=1 $(VENV)/bin/maturin build --profile dev --quiet --interpreter $(PY) --out $(TARGET)/test-wheels
+	@$(INSTALL_PACKAGES) $(VENV) --force-reinstall --no-deps $(TARGET)/test-wheels/*.whl
+	@rm -f $(VENV)/.package && touch $@
 
 .PHONY: test-prerequisites
-test-prerequisites: $(VENV)/.package $(VENV)/.checks $(VENV)/.examples test-build
+test-prerequisites: $(VENV)/.test-package $(VENV)/.checks $(VENV)/.examples
 
 # Downloads and builds run side by side.
 .PHONY: test
 test: | browser prometheus ## all tests, Rust and Python
 	@$(MAKE) --no-print-directory --jobs=3 test-prerequisites
-	@PATH="$$PATH:$(PROMETHEUS)/usr/bin" COPREP_FAILPOINTS_BIN="$(FAILPOINTS_BIN)" \
-		tools/dev/run_tests.sh $(PY) $(TARGET)/test.log $(RUST_TESTS)
+	@PATH="$$PATH:$(PROMETHEUS)/usr/bin" tools/dev/run_tests.sh $(PY) $(TARGET)/test.log $(RUST_TESTS)
 
 # Tests that need no fault run on the GPU, the others beside the fake driver.
 .PHONY: test-gpu
-test-gpu: $(VENV)/.package $(VENV)/.checks $(VENV)/.torch test-build ## the tests of batches on the GPU, on this machine's GPU if it has one
+test-gpu: $(VENV)/.test-package $(VENV)/.checks $(VENV)/.torch ## the tests of batches on the GPU, on this machine's GPU if it has one
 	@answer=$$($(VENV)/bin/coprep check-gpu 0); \
 	if [[ $$answer != *'"cuda"'* ]]; then echo "test-gpu: skipped, there is no GPU: $$answer"; exit 0; fi; \
 	COPREP_TEST_REAL_GPU=1 $(filter-out $(FAILPOINTS),$(RUST_TESTS)) -p coprep-device; \
@@ -231,12 +241,13 @@ lint-rust: | deps
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 
-# mypy needs PyTorch's types: without them a class that derives from one of PyTorch's is an error.
+# mypy needs PyTorch's types: without them a class that derives from one of PyTorch's is an error. It reads the sources of
+# the package, so that nothing is built for it.
 .PHONY: lint-python
-lint-python: $(VENV)/.package $(VENV)/.checks $(VENV)/.torch
+lint-python: $(VENV)/.checks $(VENV)/.torch
 	$(VENV)/bin/ruff format --check --quiet --line-length 120 $(PYTHON_CODE)
 	$(VENV)/bin/ruff check --quiet --target-version py310 --line-length 120 --select E,F,W,I,B,UP,C4,SIM,RET $(PYTHON_CODE)
-	MYPYPATH=bindings/build_backend $(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports \
+	MYPYPATH=bindings/build_backend:bindings/python $(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports \
 		$(addprefix -p ,$(TYPED_PACKAGES)) -m tests.conformance.programs.__main__
 
 FUZZ := tools/dev/fuzz.sh $(abspath $(TARGET))/fuzz
@@ -247,29 +258,24 @@ fuzz: | deps ## every fuzz target for SECONDS (300) each
 fuzz-short: | deps
 	@$(FUZZ) 20
 
-# The object store of tests, which chaos histories and the fault run read from.
-.PHONY: object-server
-object-server: | deps
-	@cargo build --quiet -p coprep-object-server
-
 .PHONY: fault-run
-fault-run: $(VENV)/.package $(VENV)/.checks object-server ## 10,000 samples from a store with every kind of fault, and an outage of a minute
+fault-run: $(VENV)/.test-package $(VENV)/.checks ## 10,000 samples from a store with every kind of fault, and an outage of a minute
 	@COPREP_FAULT_RUN=1 $(PY) -m pytest -q -s tests/end_to_end/storage/test_fault_run.py
 
 CHAOS := $(PY) -m tests.chaos --out "$(TARGET)/chaos" --parallel $(or $(PARALLEL),2)
 
 # With SEED alone, one history runs and everything that happens in it is printed.
 .PHONY: chaos chaos-short
-chaos: $(VENV)/.package object-server ## random histories of jobs and faults; with SEED=n alone one of them again
+chaos: $(VENV)/.test-package ## random histories of jobs and faults; with SEED=n alone one of them again
 	@$(CHAOS) --seed $(or $(SEED),0) --histories $(or $(HISTORIES),$(if $(SEED),1,200)) \
 		$(if $(SEED),$(if $(HISTORIES),,--verbose)) $(ARGS)
 # These seeds are in no test. They stay the same, so that a failure can be repeated.
-chaos-short: $(VENV)/.package object-server
+chaos-short: $(VENV)/.test-package
 	@$(CHAOS) --seed 1000 --histories 40
 
 .PHONY: loom
 loom: | deps ## model-check what is lock-free in shared memory
-	@cargo test -p coprep-shared-memory -p coprep-cache --features coprep-cache/loom --test loom
+	@cargo test $(FAILPOINTS) --features coprep-cache/loom --test loom
 
 .PHONY: check
 check: ## lint, all tests, loom, a short fuzz, a short chaos and the documentation; `.ci/run` runs this

@@ -6,6 +6,8 @@
 #
 # usage: check.sh STAMP_FOLDER   a part that succeeded leaves a file of its name in the folder
 set -uo pipefail
+# Everything is built once, and incremental builds write much that only the next one would read.
+export CARGO_INCREMENTAL=0
 stamps=$1
 together=(fuzz-short lint-rust loom docs lint-python)
 alone=(chaos-short test)

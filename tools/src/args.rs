@@ -16,9 +16,16 @@ use coprep_protocol::shard_list::{DEFAULT_IMAGE, DEFAULT_LABEL};
 use coprep_protocol::size;
 use coprep_protocol::spec::Interpolation;
 
+/// The version. Whoever measures with a build for tests should see it.
+const VERSION: &str = if cfg!(debug_assertions) {
+    concat!(env!("CARGO_PKG_VERSION"), " (debug build: slow)")
+} else {
+    env!("CARGO_PKG_VERSION")
+};
+
 /// Coordinated data preparation: concurrent training jobs share one preparation of their data.
 #[derive(Parser)]
-#[command(name = "coprep", version, arg_required_else_help = true)]
+#[command(name = "coprep", version = VERSION, arg_required_else_help = true)]
 pub(crate) struct Args {
     /// Use this socket of the coordinator.
     #[arg(long, global = true, env = "COPREP_SOCKET", value_name = "PATH")]

@@ -29,10 +29,15 @@ def build_command(target: str | None = None, glibc: str | None = None) -> None:
     done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(f"the coprep command could not be built: {' '.join(words)} failed, see its messages above")
+    pack_command(_executable(done.stdout))
+
+
+def pack_command(program: str | os.PathLike[str]) -> None:
+    """Copies the program at the path ``program`` to :data:`SCRIPT`."""
     make_script_folder()
     # A new file, since the old one may be the program of a running process, which cannot be written to.
     SCRIPT.unlink(missing_ok=True)
-    shutil.copy(_executable(done.stdout), SCRIPT)
+    shutil.copy(program, SCRIPT)
     os.chmod(SCRIPT, 0o755)
 
 
