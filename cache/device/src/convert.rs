@@ -199,6 +199,7 @@ impl Converter {
         order: ElementOrder,
     ) -> Result<()> {
         let elements = check(table, shape, images, out)?;
+        // The driver refuses a launch without blocks.
         if elements == 0 {
             return Ok(());
         }
@@ -274,6 +275,7 @@ fn check(
     };
     images.check_bytes(elements)?;
     out.check_target(bytes)?;
+    // A store to such an address is a fault of the GPU, after which no call of this process succeeds.
     if !out.address().is_multiple_of(table.element.bytes() as u64) {
         return wrong("the elements would begin at an odd address".to_owned());
     }

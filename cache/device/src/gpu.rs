@@ -164,6 +164,7 @@ impl Gpu {
         Ok(match mode {
             0 => ComputeMode::Shared,
             2 => ComputeMode::Prohibited,
+            // 3 is one process, and 1, which newer drivers do not have, one thread.
             _ => ComputeMode::Exclusive,
         })
     }

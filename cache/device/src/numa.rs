@@ -55,6 +55,7 @@ fn sysfs() -> PathBuf {
 /// Reads a list of processors as Linux writes it: `0-3,8,10-11`. Returns `None` if it is something else.
 fn parse_list(text: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
+    // The list of a node that has memory alone is empty.
     for part in text.split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);

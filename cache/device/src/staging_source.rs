@@ -62,6 +62,7 @@ impl StagingSource {
         let view = Arc::new(view);
         let way = match PinnedView::pin(context, &view) {
             Ok(pinned) => Way::Pinned(Arc::new(pinned)),
+            // After a fault no call succeeds, so the buffers could not be made either.
             Err(error) if *error.kind() == ErrorKind::Fault => return Err(error),
             Err(error) => Way::bounced(context, error.to_string())?,
         };

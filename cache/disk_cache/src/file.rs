@@ -125,6 +125,8 @@ impl DiskCache {
             None => None,
         };
         if found.replaced {
+            // Before the new file is made: the room of this one may be needed for it, and no existing file is
+            // overwritten.
             folder.remove(options.fingerprint)?;
         }
         let (file, layout, is_new) = match existing {
@@ -284,6 +286,7 @@ impl DiskCache {
     /// If the disk refuses. The cache then takes no further samples.
     pub fn write(&self, id: u32, bytes: &[u8]) -> io::Result<bool> {
         let len = bytes.len() as u64;
+        // `begin` sees to the room alone. A broken disk, and a sample that is too long, are refused here.
         if !self.has_room(id, len) {
             return Ok(false);
         }
@@ -309,6 +312,7 @@ impl DiskCache {
             state.room.give_back(offset, len);
             state.samples.remove(&id);
         })?;
+        // The entry follows its payload, so that a process that is killed in between leaves no entry without its bytes.
         let position = self.state().room.publish();
         let written = self.write_entry(position, &encoded);
         let mut state = self.state();

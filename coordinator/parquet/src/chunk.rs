@@ -143,6 +143,7 @@ impl<T> Values<T> {
         convert: impl Fn(T) -> Out,
     ) -> std::result::Result<Vec<Option<Out>>, String> {
         let mut values = self.values.into_iter().map(convert);
+        // A column whose values are required stores no levels.
         let spread: Vec<Option<Out>> = if self.max_level == 0 {
             values.map(Some).collect()
         } else {
@@ -213,6 +214,7 @@ fn page_size(header: &[u8]) -> Option<u64> {
             return None;
         }
         let mut value = 0u64;
+        // Five groups of seven bits hold any number of 32 bits. A longer one is no size.
         for shift in (0..35).step_by(7) {
             let byte = bytes.next()?;
             value |= u64::from(byte & 0x7f) << shift;

@@ -15,6 +15,7 @@ const NAME_A_COLUMN: &str = "name the column by image= or label=; label=None for
 /// Returns the position of the column that holds images: one of binary values with this path, or the field `bytes` of a
 /// struct with this path.
 pub(crate) fn image_column(schema: &SchemaDescriptor, name: &str) -> Result<usize, FileFault> {
+    // Hugging Face's `datasets` writes an image as a struct of its bytes and its path.
     let (position, column) = find(schema, "image", name, &format!("{name}.bytes"))?;
     if column.physical_type() == Type::BYTE_ARRAY && !is_text(column) {
         return Ok(position);
@@ -78,6 +79,7 @@ fn find<'a>(
 }
 
 fn is_text(column: &ColumnDescriptor) -> bool {
+    // Files of older writers have the converted type alone.
     column.converted_type() == ConvertedType::UTF8
         || matches!(column.logical_type_ref(), Some(LogicalType::String))
 }

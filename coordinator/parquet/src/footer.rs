@@ -172,6 +172,7 @@ impl FooterReader<'_> {
             let what = format!("it has {rows} rows, more than {MOST_ROWS}");
             return Err(FileFault::new(what, SMALLER_GROUPS));
         }
+        // The chunks of such a group may have no bytes, which `place` would refuse.
         if rows == 0 {
             return Ok(None);
         }
@@ -200,6 +201,7 @@ impl FooterReader<'_> {
         tail: &Tail,
     ) -> Result<GroupLabels, FileFault> {
         let place = self.place(chunk, rows)?;
+        // Where rows are sorted by class, most groups have one label, and no chunk has to be read for it.
         if let Some(only) = only_label(chunk.statistics(), chunk.column_descr()) {
             return Ok(GroupLabels::Only(only));
         }
@@ -235,6 +237,7 @@ impl FooterReader<'_> {
                 "write it uncompressed, or by snappy, zstd, gzip or lz4",
             ));
         }
+        // A dictionary page lies before all pages with values.
         let at = chunk
             .dictionary_page_offset()
             .unwrap_or(chunk.data_page_offset());
@@ -253,6 +256,7 @@ impl FooterReader<'_> {
             && at
                 .checked_add(len)
                 .is_some_and(|end| end.unsigned_abs() <= self.size);
+        // Columns of lists are refused, so a chunk has one value for each row.
         if !is_inside || chunk.num_values() != rows {
             let what = format!("the place or the length of its column {column} makes no sense");
             return Err(FileFault::damaged(what));

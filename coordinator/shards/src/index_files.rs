@@ -71,6 +71,7 @@ impl IndexFolder {
 /// Returns the content of an index file, or `None` if there is none that can be read.
 pub(crate) fn read(path: &Path) -> Option<Vec<u8>> {
     let (mut file, length) = open_regular(path).ok()?;
+    // With a byte to spare, reading to the end need not make the vector larger to find the end.
     let mut bytes = Vec::with_capacity(length as usize + 1);
     Read::by_ref(&mut file)
         .take(length)
@@ -86,8 +87,10 @@ pub(crate) fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
         .recursive(true)
         .mode(0o700)
         .create(folder)?;
+    // In the same folder, since a file can be renamed only within its file system.
     let mut file = NamedTempFile::new_in(folder)?;
     file.write_all(bytes)?;
+    // A temporary file is readable for its user alone.
     file.as_file()
         .set_permissions(Permissions::from_mode(mode))?;
     file.persist(path)?;

@@ -126,6 +126,7 @@ impl MemberScan {
             match found.kind {
                 HeaderKind::File => return self.file(&found, size).map(ScanStep::Member),
                 HeaderKind::Extension(extension) => {
+                    // A size in a pax header is that of the file, and not of the headers before the file.
                     let Some(content) = self.extension(found.size, window)? else {
                         return Ok(ScanStep::Need(self.range(BLOCK + found.size, "a header")?));
                     };

@@ -129,6 +129,7 @@ impl ShardSamples {
 
     fn push(&mut self, table: &SampleTable) {
         if !table.checksums.is_empty() {
+            // The shards before may have none, and checksums are found by the ids of their samples.
             self.checksums.resize(self.at.len(), UNKNOWN_CHECKSUM);
             self.checksums.extend_from_slice(&table.checksums);
         }
@@ -252,6 +253,7 @@ pub fn write_indexes(
             .because(why)
         };
         let bytes = index.to_bytes().map_err(failed)?;
+        // An index is copied beside its shard, where whoever reads the shard has to read it too.
         index_files::write(file, &bytes, 0o644).map_err(|e| failed(e.to_string()))?;
     }
     let shards = indexes.iter();
@@ -437,6 +439,8 @@ impl<'a> Opening<'a> {
             reads_images: self.checksums == Checksums::All,
             read: &read,
             memory: ScanMemory {
+                // Kept images are found by the ETag of their shard. Without one, those of a shard that was replaced
+                // since would count as its own.
                 early_reads: shard
                     .has_content_identity()
                     .then(|| self.stores.early_reads()),

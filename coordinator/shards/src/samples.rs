@@ -231,6 +231,7 @@ impl<'a> SampleGrouping<'a> {
             .iter()
             .all(|&one| one == UNKNOWN_CHECKSUM)
         {
+            // Eight zeros for each sample would only make the index larger.
             self.done.checksums = Vec::new();
         }
         if self.done.len() == 0 {

@@ -212,6 +212,7 @@ impl<'a> ShardReader<'a> {
         match wanted {
             WantedContent::Label(content) => self.add_label(samples, content, buffer, most),
             WantedContent::Image(content) if self.reads_images => {
+                // All bytes are read anyway, so smaller reads would only be more of them.
                 let most = most.max(self.sizes.through);
                 self.add_checksum(samples, content, buffer, most)
             }
@@ -240,6 +241,7 @@ impl<'a> ShardReader<'a> {
         while at < content.end {
             let read_to = buffer.at + buffer.bytes.len() as u64;
             if !(buffer.at..read_to).contains(&at) {
+                // An image may be longer than a read, so no more than its next byte is insisted on.
                 self.fill(buffer, &(at..at + 1), most)?;
                 continue;
             }

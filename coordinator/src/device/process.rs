@@ -103,6 +103,8 @@ impl UploaderProcess {
 
 impl Drop for UploaderProcess {
     fn drop(&mut self) {
+        // The thread that listens has a descriptor of this socket too, so closing this one would not end the
+        // connection.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         if self.await_end().is_none() {
             self.kill();
@@ -125,6 +127,7 @@ fn command(program: &Path, uuid: &str, environment: &Environment, socket: UnixSt
     let text = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
     let mut command = Command::new(program);
     command
+        // Lists of processes show this name, in place of the path in `/proc`.
         .arg0("coprep")
         .args(["uploader", uuid])
         .stdin(Stdio::from(OwnedFd::from(socket)));

@@ -234,6 +234,7 @@ impl Ring {
     /// Forgets the minibatches that nobody has still to be given. Those that are being copied stay until then.
     pub(crate) fn keep_only(&mut self, is_wanted: impl Fn(u64) -> bool) {
         self.minibatches
+            // The uploader still writes into the buffer of a copy that has not ended.
             .retain(|&number, minibatch| minibatch.copy.is_some() || is_wanted(number));
     }
 

@@ -144,6 +144,7 @@ impl Uploader {
 
     pub(super) fn open(self: &Arc<Self>, owner: Arc<dyn RingOwner>) -> RingHandle {
         static LAST: AtomicU64 = AtomicU64::new(0);
+        // No number is used twice, so a late answer about a ring that was closed is never taken for that of another.
         let ring = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         self.send(Command::Open(ring, owner));
         RingHandle {
@@ -270,6 +271,7 @@ impl Supervisor {
         self.rings.insert(ring, WantedRing { owner, state });
         match self.process {
             Some(_) => self.ask(ring),
+            // A pause after a process that ended holds for new rings too.
             None => drop(self.next_start.get_or_insert_with(Instant::now)),
         }
     }
@@ -389,6 +391,7 @@ impl Supervisor {
         if self.next_start.is_none_or(|at| at > Instant::now()) {
             return;
         }
+        // Without rings no process is wanted. The next ring sets the time anew.
         self.next_start = None;
         if self.rings.is_empty() {
             return;
@@ -438,6 +441,7 @@ impl Supervisor {
         // The owners come first, because the end of the process may have to be waited for.
         for wanted in self.rings.values_mut() {
             let state = std::mem::replace(&mut wanted.state, RingState::Closed);
+            // The other owners have not been told of a ring that they could lose.
             if matches!(state, RingState::Open) {
                 wanted.owner.lost();
             }

@@ -149,6 +149,7 @@ impl Uploader {
     fn open(&mut self, request: OpenRing, descriptors: Vec<OwnedFd>) -> Result<(), String> {
         let gpu = match self.gpu.take() {
             Some(gpu) => gpu,
+            // The coordinator has one budget for all rings of a GPU, so that of the first request holds for the others.
             None => open_gpu(&self.uuid, request.budget).map_err(|e| e.to_string())?,
         };
         self.gpu = Some(gpu.clone());

@@ -166,6 +166,7 @@ impl Ring {
     /// Releases the items whose copies have ended. Returns `true` if there were any.
     fn release_copied(&self, copying: &mut VecDeque<Copying>) -> Result<bool, String> {
         let mut any = false;
+        // The copies of one stream end in their order, so only the first one is asked.
         while let Some(first) = copying.front() {
             if !first.work.is_done().map_err(|e| e.to_string())? {
                 break;
