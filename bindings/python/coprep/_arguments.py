@@ -44,6 +44,7 @@ class Order(NamedTuple):
 def is_iterable_dataset(dataset: Any) -> bool:
     """Returns whether PyTorch iterates over a dataset, so that its samples have no ids."""
     data: Any = sys.modules.get("torch.utils.data")
+    # Whoever has such a dataset has imported PyTorch already, and nobody else should pay for the import.
     return data is not None and isinstance(dataset, data.IterableDataset)
 
 
@@ -56,6 +57,7 @@ def order_of(sampler: Any, dataset: Any) -> Order | str:
     kind = type(sampler)
     if data is None or kind.__module__.partition(".")[0] != "torch":
         return f"{kind.__qualname__} is an order of its own"
+    # The types are compared exactly, because a subclass may give another order.
     if kind is data.SequentialSampler:
         return Order(shuffle=False) if len(sampler) == samples else "it is for another dataset"
     if kind is data.RandomSampler:
@@ -144,6 +146,7 @@ def cohort(name: str | None, size: int | None) -> Cohort | None:
     setting = os.environ.get("COPREP_COHORT", "")
     if not setting:
         return None
+    # The name may have colons too.
     name, colon, number = setting.rpartition(":")
     if not colon or not name or not number.isdecimal():
         raise ValueError(f"COPREP_COHORT is {setting!r}: it must be a name and a number of jobs, such as search:4")
@@ -167,6 +170,7 @@ def check_workers(
             f"num_workers option should be non-negative, and it is {num_workers}; 0 makes samples in this process"
         )
     optional("timeout", timeout, Real, "a number of seconds")
+    # Written so that NaN is refused as well.
     if not timeout >= 0:
         raise ValueError(f"timeout option should be non-negative, and it is {timeout}; 0 means the default")
     if num_workers == 0 and prefetch_factor is not None:
@@ -330,6 +334,7 @@ def reuse(given: int | None, cache: str | None) -> int:
 
 def integer(name: str, value: object, least: int, most: int) -> int:
     """Returns an integer after checking its type and range."""
+    # Integers of NumPy have `__index__`, and no float does. A bool has it too, but is a mistake here.
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, not {value!r}")
     number = int(value.__index__())
@@ -357,6 +362,7 @@ def subset(given: Iterable[int] | Ids, samples: Callable[[], int | None] = lambd
     Raises:
         ValueError, TypeError: it is neither different sample ids nor a boolean mask of the dataset.
     """
+    # NumPy would take a set or a generator for a single object.
     if not hasattr(given, "__array__") and not isinstance(given, list):
         try:
             iter(given)

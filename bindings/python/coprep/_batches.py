@@ -243,6 +243,7 @@ class InJob:
 
     def _skip(self, sample: int, error: Exception) -> None:
         if not self._skipped:
+            # The line of the training loop is five frames up.
             warn_skipped(sample, "", "dataset", f"{type(error).__name__}: {error}", stacklevel=5)
         self._skipped.add(sample)
 
@@ -255,6 +256,7 @@ class InJob:
         if transform is None:
             seed_all(seed, sample, visit)
             return fetch(sample)
+        # The value may be cached for jobs of any seed and visit, so nothing random in it may depend on these.
         seed_all(0, sample, 0)
         value = fetch(sample)
         seed_all(seed, sample, visit)

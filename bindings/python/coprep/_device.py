@@ -56,6 +56,7 @@ def current_gpu() -> int:
 
 def moved(tensor: Any, gpu: int) -> Any:
     """Returns a copy of a tensor of the CPU on a GPU. The copy is made behind the work of the current stream."""
+    # A copy from memory that is not pinned would hold up this thread.
     pinned = tensor if tensor.is_pinned() or not tensor.numel() else tensor.pin_memory()
     return pinned.to(f"cuda:{gpu}", non_blocking=True)
 
@@ -134,6 +135,7 @@ def _check_usable(device: Any, index: int | None) -> None:
         )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     supported = _supported_cuda(index or 0, visible)
+    # Within a major version of CUDA, a driver runs programs for any minor version.
     if int(supported.partition(".")[0]) < int(needed.partition(".")[0]):
         raise RuntimeError(
             f"device={str(device)!r}: the NVIDIA driver supports CUDA {supported}, and this PyTorch needs {needed}: "
@@ -148,6 +150,7 @@ def _supported_cuda(number: int, visible: str | None) -> str:
     Raises:
         RuntimeError: the GPU cannot be used.
     """
+    # `visible` is a key of the cache alone: it decides which GPU has this number.
     return _coprep.check_gpu(number)
 
 
@@ -219,6 +222,7 @@ class ImageForm:
 
         if self._values is None:
             assert self._table is not None
+            # A copy, because PyTorch warns of memory that cannot be written, such as that of bytes.
             table = np.frombuffer(bytearray(self._table), np.float32).reshape(3, 256)
             self._values = torch.from_numpy(table).to(images.device).to(getattr(torch, self._dtype))
         normalised = torch.empty(images.shape, dtype=self._values.dtype, device=images.device)
@@ -242,6 +246,7 @@ def _name_of(argument: str, value: Any, choices: tuple[str, ...]) -> str | None:
 
 @functools.cache
 def _warn_unconverted(why: str) -> None:
+    # The warning names the line of the user's program that asked for the batch.
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         level, frame = level + 1, frame.f_back
@@ -328,6 +333,7 @@ class Gpu:
         torch: Any = sys.modules["torch"]
         if isinstance(batch, torch.Tensor):
             return moved(batch, self.index) if batch.device.type == "cpu" else batch
+        # A text is a sequence of texts, so it must not be taken apart as other sequences are.
         if isinstance(batch, (str, bytes)):
             return batch
         if hasattr(batch, "to") and callable(batch.to):
@@ -387,6 +393,7 @@ def _mapping(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
     if type(batch) is dict or not isinstance(batch, MutableMapping):
         return items
+    # A copy keeps what the type has beside its items, such as the factory of a `defaultdict`.
     clone = copy.copy(batch)
     clone.update(items)
     return clone

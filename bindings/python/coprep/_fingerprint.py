@@ -278,9 +278,11 @@ class _Walk:
             yield torch.TypedStorage, lambda obj: b"y" + self.plain((str(obj.dtype), obj._untyped_storage))
 
     def _string(self, text: str) -> None:
+        # A relative path is short and has one line. An absolute one means the same in every working directory.
         if text[:1] != "/" and text not in self.strings and len(text) < 1024 and "\n" not in text:
             self.strings.add(text)
             if len(self.strings) == STRINGS:
+                # From now on strings are pickled without a call for each.
                 self._fast[str] = None
 
     def _string_by_value(self, text: str) -> bytes:
@@ -314,11 +316,14 @@ class _Walk:
 
     def _elements(self, elements: set[Any] | frozenset[Any]) -> bytes:
         kinds = {type(e) for e in elements}
+        # Such elements can be sorted, which takes less time than a digest of each.
         if len(kinds) == 1 and kinds <= {str, bytes, int}:
             return self.plain(sorted(elements))
+        # A set has no order, so the numbers that code gets must not depend on which element comes first.
         return _hash(*sorted(map(self.closed, elements)))
 
     def _array(self, array: npt.NDArray[Any]) -> bytes | None:
+        # Subclasses may have attributes, and elements that are objects have no bytes of their own: both are pickled.
         if type(array) not in (np.ndarray, np.memmap) or array.dtype.hasobject:
             return None
         digest = self._known.get(id(array))
@@ -357,6 +362,7 @@ class _Walk:
         self._note(function.__module__)
 
     def _module(self, module: types.ModuleType) -> bytes:
+        # No other process can import this module, so its members are hashed.
         if sys.modules.get(module.__name__) is not module:
             return self._number(module)
         self._note(module.__name__)
@@ -454,6 +460,7 @@ class _Walk:
         digest = self._known.get(id(code))
         if digest is not None:
             return digest
+        # File names and line numbers are left out, since code that was moved prepares the same samples.
         shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_name)
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         handled: bytes = getattr(code, "co_exceptiontable", b"")

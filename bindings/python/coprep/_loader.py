@@ -302,6 +302,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self._code: Any = None
         self._identity: Any = None
         self._make: Make = self._choose_maker(spawn, on_error == "skip", form)
+        # Arrays of the coordinator are copied to the GPU natively. Batches that Python makes are moved once they are
+        # made.
         if self._gpu is not None and (self._is_native or (type(self._make) is Samples and not self._make.whole)):
             self._options = self._options._replace(device=form.on_device(shares_uploads(uploads)))
         elif self._gpu is not None:
@@ -460,7 +462,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
             self._identity = self._code.identity()
             identity = self._identity
             if in_job and identity.samples is None:
+                # There is no worker that could tell the length of a dataset that a factory makes.
                 identity = identity._replace(samples=len(self._code.local().dataset))
+            # The transform of an iterable dataset is part of its iteration, so nothing can be cached before it.
             split = self.transform is not None and self._iterated is None
             pipeline = identity.pipeline(split=split, in_job=in_job)
             code = None if in_job else (self._launch(), self._code.packed)
@@ -481,6 +485,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         )
 
     def _launch(self) -> Any:
+        # One process iterates the dataset for all jobs. PyTorch's workers are started by that process.
         workers = 1 if self._iterated is not None else self._given_workers or 0
         return self._code.launch(workers, self._limit)
 
@@ -541,6 +546,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         if not self._is_native and not isinstance(self.dataset, str):
             # A sampler of the user's own has to be iterated before its number of samples is known.
             sized = self if self._own_order is None else self.dataset
+            # A stream takes the layout of its buffers from a sample, and this dataset has none.
             if self._iterated is None and len(sized) == 0:
                 return iter(())
         self._follow_dataset()
@@ -660,6 +666,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             # The old one is closed only now, because it stays in use if the new one cannot be made.
             before.close()
         self._resumes_order = resume.order is not None
+        # Passes that began before must end, since they would give samples from the new position on.
         self._iteration += 1
 
     def stats(self, slow: int = 0) -> dict[str, Any]:

@@ -83,6 +83,7 @@ class OwnOrder(NamedTuple):
         last = self.batch_size
         for batch in self.sampler:
             ids = list(batch)
+            # Only the last batch may be short, so each one must follow a full one.
             if last != self.batch_size or not 0 < len(ids) <= self.batch_size:
                 size = last if last != self.batch_size else len(ids)
                 raise CannotBeShared(

@@ -237,6 +237,7 @@ def _code(
 ) -> CodeType:
     """Returns code that keeps its file and line in tracebacks, which cloudpickle leaves out."""
     if lines is not None:
+        # An entry with no time is kept: `linecache` would drop one whose file is missing.
         linecache.cache.setdefault(filename, (sum(map(len, lines)), None, lines, filename))
     return make(*arguments).replace(co_filename=filename)
 
@@ -272,6 +273,7 @@ def _tensor(data: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     import torch
 
     kind = getattr(torch, dtype)
+    # `frombuffer` refuses an empty buffer.
     return torch.frombuffer(data, dtype=kind).view(shape) if len(data) else torch.empty(shape, dtype=kind)
 
 
@@ -295,6 +297,7 @@ def _reduce_image(image: Any) -> Any:
     data = image.tobytes()
     palette = None
     if image.mode in ("P", "PA"):
+        # The palette in its own mode. By default Pillow converts it to RGB, without its transparency.
         palette = (bytes(image.getpalette(None)), image.palette.mode)
     return _image, (pickle.PickleBuffer(data), image.mode, image.size, palette, image.info)
 

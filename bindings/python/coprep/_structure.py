@@ -339,6 +339,7 @@ def _mapping_model(value: Mapping[Any, Any]) -> Any:
         model = _copy(value)
         model.update(dict.fromkeys(value))
     except Exception:
+        # Batches of a type that cannot be copied and filled are plain dicts, as with PyTorch.
         return {}
     return model
 
@@ -523,6 +524,7 @@ class _Items(_Node):
         kind = self.kind
         if issubclass(kind, tuple) and hasattr(kind, "_fields"):
             return lambda arrays, texts, count: kind(*items(arrays, texts, count))
+        # PyTorch makes a list of tuples too.
         if issubclass(kind, tuple) or kind is list:
             return items
         model = self.model
@@ -626,6 +628,7 @@ class _Record(_Node):
 
 
 def _converted(data: Any, leaf: Callable[[Any], Any]) -> Any:
+    # By the module, as `default_convert` does it.
     if _is_tensor(data) or type(data).__module__ == "numpy":
         return leaf(data)
     if isinstance(data, Mapping):
@@ -645,6 +648,7 @@ def _to_tensor(leaf: Any) -> Any:
     import torch
 
     array = np.asarray(leaf)
+    # PyTorch takes elements in the byte order of this machine only.
     return torch.as_tensor(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
 
 

@@ -89,6 +89,7 @@ class TorchInterface:
             num_workers=workers,
             collate_fn=collate,
             pin_memory=self.pin_memory,
+            # PyTorch takes a timeout for worker processes only.
             timeout=self.timeout if workers else 0,
             worker_init_fn=self.worker_init_fn,
             multiprocessing_context=self.multiprocessing_context,

@@ -50,6 +50,7 @@ class Culprit(NamedTuple):
 def cannot_travel(name: str, failure: str, error: Exception, holder: Holder | None) -> CannotTravel:
     """Returns the error that says which part cannot be pickled, why, and what to do."""
     reason = " ".join(str(error).split()) or "it cannot be pickled"
+    # Pickle's own messages say what is refused. The message of another error may mean nothing without its type.
     if not isinstance(error, (TypeError, pickle.PicklingError)):
         reason = f"{type(error).__name__}: {reason}"
     remedy = _REMEDY if holder is None else holder.remedy()
@@ -70,6 +71,7 @@ def culprit_of(
         split: returns the parts of a value that is no list, tuple or dict.
     """
     suffix, holder = "", None
+    # An object may lead back to itself.
     seen: set[int] = set()
     while True:
         seen.add(id(value))
@@ -97,6 +99,7 @@ def attributes_of(value: Any) -> Named | None:
         reduced: Any = object.__reduce_ex__(value, 5)
         make, args, state, *items = reduced
         state = without_caches(cls, state)
+        # An object with arguments for its constructor, or with items, has more than attributes.
         plain = getattr(make, "__name__", "") == "__newobj__" and args == (cls,) and items in ([], [None, None])
         if plain and type(state) is dict and all(type(key) is str for key in state):
             return [(_suffix(key), state[key]) for key in sorted(state)]

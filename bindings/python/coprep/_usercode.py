@@ -157,6 +157,7 @@ class UserCode:
                 "this Python does not say which program it is (sys.executable is empty): use num_workers=0"
             )
         start = _START.format(path=sys.path)
+        # Options of the interpreter, such as -O, change what code does, so workers get those of the job.
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         return Launch(
             command=[os.fsencode(argument) for argument in (sys.executable, *flags, "-c", start)],
@@ -220,6 +221,7 @@ def _digest(text: str) -> bytes:
 def _factory_parts(name: str, modules: Modules) -> list[Part]:
     """Returns the identity of a factory: its name, and the code that it uses."""
     module = name.partition(":")[0]
+    # The module is looked for and not imported: only workers need the dataset.
     if importlib.util.find_spec(module) is None:
         raise ModuleNotFoundError(f"the dataset is to be made by {name!r}, and there is no module {module!r}")
     return [("dataset", _digest(name)), *modules.parts([module])]

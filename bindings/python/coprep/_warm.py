@@ -171,6 +171,7 @@ def _fill_by_an_epoch(loader: DataLoader, report: Report) -> dict[str, Any]:
     twin._options = loader._options._replace(
         name="coprep warm", skip_errors=True, drop_last=False, cohort=None, proposes_order=False
     )
+    # This process takes all samples, whichever rank a launcher's environment names.
     twin._given_rank = GivenRank(0, 1, None)
     native = twin._native
     native.start_epoch()

@@ -106,6 +106,7 @@ impl<'a> OpenAudio<'a> {
         if length == 0 {
             return Ok(());
         }
+        // The reader is at the beginning after it was opened, so only a later part is looked for.
         if part.start > 0 {
             let ts = Timestamp::from(i64::try_from(part.start).unwrap_or(i64::MAX));
             let track_id = self.track;

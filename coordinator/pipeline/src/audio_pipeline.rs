@@ -132,6 +132,7 @@ impl AudioPipeline {
     fn open<'a>(&self, encoded: &'a [u8]) -> Result<OpenAudio<'a>, Error> {
         let audio = OpenAudio::open(encoded)?;
         let AudioHeader { rate, frames, .. } = audio.header;
+        // The waveform takes memory before resampling and after it.
         let longest = frames.max(output_frames(frames, rate, self.rate.unwrap_or(rate)));
         if longest > self.max_samples {
             return Err(error::too_long(longest, self.max_samples));

@@ -90,6 +90,7 @@ impl MelTransform {
                 .zip(squares)
                 .for_each(|(p, square)| *p = square);
             for (band, filter) in self.filters.iter().enumerate() {
+                // Silence has no logarithm, so the floor stands for it.
                 let value = filter.apply(power).max(self.shape.floor).ln();
                 values[band * frames + number] = value.to_ne_bytes();
             }
@@ -108,6 +109,7 @@ impl MelTransform {
             return;
         }
         for ((at, to), w) in (start..).zip(frame).zip(&self.window) {
+            // The inner `abs` reflects at the first sample, and the outer one at the last.
             let inside = last - (last - at.abs()).abs();
             *to = samples[inside as usize] * w;
         }
@@ -141,6 +143,7 @@ fn filters(shape: &LogMel, rate: u32) -> Vec<Filter> {
             up.min(down).max(0.0) as f32
         };
         let weights: Vec<f32> = (0..bins).map(weight).collect();
+        // A narrow band may lie between two frequencies of the transform. All its weights are then zero.
         let first = weights.iter().position(|&w| w > 0.0).unwrap_or(0);
         let end = weights
             .iter()

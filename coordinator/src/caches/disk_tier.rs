@@ -103,6 +103,7 @@ impl DiskTier {
         // The files that are there have their room already. This comes before anything is written, because the kernel ends
         // a process whose files are limited at its first write beyond the limit.
         let taken: u64 = files(&folder)?.iter().map(|file| file.bytes).sum();
+        // The kernel refuses to reserve 0 bytes.
         let more = settings.bytes.saturating_sub(taken).max(1);
         folder.try_room(more).map_err(from_lower)?;
         let speed = DiskSpeed::measure(folder.path());
@@ -200,6 +201,7 @@ impl DiskTier {
         let left = self.make_room(own.unwrap_or(whole).min(self.budget), others);
         let index = whole - wanted;
         let capacity = wanted.min(left.saturating_sub(index));
+        // A file that is there and fits is taken over even if a new one would have no room for a sample.
         if capacity == 0 && own.is_none_or(|bytes| bytes > left) {
             return Err(self.no_room(candidate.name, left));
         }

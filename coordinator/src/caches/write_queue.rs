@@ -106,6 +106,7 @@ impl<W: PendingWrite> WriteQueue<W> {
             state.is_writing = true;
             let bytes = write.bytes();
             drop(state);
+            // One thread writes for all datasets, so it must outlive a panic over one sample.
             if catch_unwind(AssertUnwindSafe(|| write.write())).is_err() {
                 tracing::error!(
                     "the thread that writes samples panicked: a defect of coprep, please report it"

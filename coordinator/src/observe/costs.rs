@@ -52,6 +52,7 @@ impl Costs {
 
     fn tell_budget(&self, recorder: &mut CostRecorder) {
         let bits = recorder.budget().seconds().unwrap_or(f32::NAN).to_bits();
+        // A store of the same value would only take the cache line away from the threads that read it.
         if bits != self.budget.load(Ordering::Relaxed) {
             self.budget.store(bits, Ordering::Relaxed);
         }

@@ -65,6 +65,7 @@ impl StallClock {
         let fetch = (fetch / all * whole).round() as u32;
         StallSplit {
             fetch,
+            // Both parts may be rounded up, and must not exceed the whole.
             prep: ((prep / all * whole).round() as u32).min(StallSplit::WHOLE - fetch),
         }
     }

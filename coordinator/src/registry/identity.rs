@@ -11,6 +11,7 @@ use crate::stream::{Stream, StreamConfig};
 
 /// Returns the identity of a cache's content: the list of samples and, for the decoded form, the operators before it.
 pub(super) fn content(spec: &PipelineSpec, form: CacheForm, dataset: &Dataset) -> u128 {
+    // A cache that chooses the form of each sample may hold decoded ones, which depend on operators too.
     let done = if matches!(form, CacheForm::Decoded | CacheForm::Auto) {
         spec.decoded_fingerprint()
     } else {

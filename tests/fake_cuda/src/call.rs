@@ -60,6 +60,7 @@ fn enter(name: &str) -> Answer {
         Some(Effect::Hang) => hang(),
         Some(Effect::Fail(code)) => return Err(code),
         Some(Effect::Sticky(code)) => STICKY.store(code, Ordering::Relaxed),
+        // The call that stalls succeeds. Its work does not end; see `is_stalled`.
         Some(Effect::Stall) | None => {}
     }
     match STICKY.load(Ordering::Relaxed) {
@@ -116,6 +117,7 @@ pub(crate) fn trace(name: &str, answer: &str) {
     let Some(path) = &settings().trace else {
         return;
     };
+    // One write, so that the lines of several processes do not mix.
     let line = format!("{} {name} {answer}\n", std::process::id());
     let file = OpenOptions::new().append(true).create(true).open(path);
     file.and_then(|mut file| file.write_all(line.as_bytes()))

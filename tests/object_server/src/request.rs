@@ -61,6 +61,7 @@ impl HttpRequest {
         loop {
             let mut header = String::new();
             from.read_line(&mut header)?;
+            // The empty line that ends the headers has no colon.
             let Some((name, value)) = header.split_once(':') else {
                 break;
             };
@@ -92,6 +93,7 @@ impl HttpRequest {
             .header("range")?
             .strip_prefix("bytes=")?
             .split_once('-')?;
+        // Without a last byte, as in `bytes=5-`, a range reaches to the end.
         Some((first.parse().ok()?, last.parse().unwrap_or(u64::MAX)))
     }
 }

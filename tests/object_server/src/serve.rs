@@ -149,6 +149,7 @@ fn serve(mut connection: TcpStream, shared: &Shared) {
     let Ok(reading) = connection.try_clone() else {
         return;
     };
+    // A large answer is two writes, of which the second would wait until the client acknowledges the first.
     let _ = connection.set_nodelay(true);
     let mut requests = BufReader::new(reading);
     while let Ok(Some(request)) = HttpRequest::read(&mut requests) {
@@ -169,6 +170,7 @@ fn serve(mut connection: TcpStream, shared: &Shared) {
 fn metadata(request: &HttpRequest, shared: &Shared) -> Option<Answer> {
     let state = shared.state();
     let credentials = state.credentials.as_ref()?;
+    // A server that is down answers nobody. Closing the connection is left to `read`.
     if state.faults.down {
         return None;
     }
@@ -183,6 +185,7 @@ fn answer(request: &HttpRequest, shared: &Shared, connection: &mut TcpStream) ->
         "PUT" => state.put(bucket, key, &request.body),
         "DELETE" => state.delete(bucket, key),
         _ => {
+            // `read` takes the lock itself.
             drop(state);
             return read(request, shared, connection);
         }
@@ -208,6 +211,7 @@ fn read(request: &HttpRequest, shared: &Shared, connection: &mut TcpStream) -> i
         }
     }
     let answer = state.answer(request);
+    // The lock is not held during the latency, so that other requests are answered meanwhile.
     drop(state);
     std::thread::sleep(faults.latency);
     if faults.down {
@@ -233,6 +237,7 @@ fn shifted(mut answer: Answer) -> Answer {
     let length = answer.body.len();
     answer.headers.retain(|(name, _)| *name != "Content-Range");
     let range = format!("bytes {}-{}/{length}", answer.from + 1, answer.to);
+    // The range is as long as the right one, so that the header alone tells.
     answer.headers.push(("Content-Range", range));
     answer.status = 206;
     answer

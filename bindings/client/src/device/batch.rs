@@ -112,6 +112,7 @@ impl DeviceBatch {
         let targets: Vec<DeviceMemory> = targets.collect();
         let put = || {
             let mut work = StreamWork::begin(stream)?;
+            // The copies are in another stream, for which the user's does not wait by itself.
             batch.copy.precede(stream)?;
             self.put(&mut work, &batch, &targets)?;
             work.submit()

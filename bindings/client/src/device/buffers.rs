@@ -45,6 +45,7 @@ impl BufferPool {
     /// Returns a buffer that nothing reads any more, if there is one.
     pub(super) fn take(self: &Arc<Self>) -> Result<Option<BatchBuffer>> {
         let mut free = lock(&self.free);
+        // Batches may be dropped in any order, so the buffer that is read first need not be the first one here.
         for at in 0..free.len() {
             if !free[at].is_unread().map_err(Error::from_lower)? {
                 continue;
@@ -64,6 +65,7 @@ impl BufferPool {
         free.len() == BUFFERS
             && free
                 .iter()
+                // An error is not waited for: the next `take` returns it.
                 .all(|buffer| matches!(buffer.is_unread(), Ok(false)))
     }
 }

@@ -29,6 +29,7 @@ impl Conversion {
     ) -> Result<std::result::Result<Self, String>> {
         let converter = match Converter::load(stream.context()) {
             Ok(converter) => converter,
+            // Neither of these says that this GPU cannot run the kernels.
             Err(e) if matches!(e.kind(), ErrorKind::Fault | ErrorKind::OutOfMemory) => {
                 return Err(Error::from_lower(e));
             }

@@ -342,6 +342,7 @@ impl UploadThread {
         let Some(area) = &self.area else {
             return Ok(());
         };
+        // A copy ahead could take the buffer that the item waits for.
         if self.waiting.is_some() {
             return Ok(());
         }
