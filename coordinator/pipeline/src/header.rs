@@ -158,6 +158,7 @@ fn webp_lossy(bytes: &[u8]) -> Option<ImageSize> {
     let [0x9d, 0x01, 0x2a] = array(bytes, 23)? else {
         return None;
     };
+    // The two upper bits are a scale for showing the image, and no part of its size.
     let side = |at| Some(u32::from(u16::from_le_bytes(array(bytes, at)?) & 0x3fff));
     Some(ImageSize::new(side(26)?, side(28)?))
 }
@@ -166,6 +167,7 @@ fn webp_lossless(bytes: &[u8]) -> Option<ImageSize> {
     let [0x2f] = array(bytes, 20)? else {
         return None;
     };
+    // Two fields of 14 bits, each the side less one.
     let bits = u32::from_le_bytes(array(bytes, 21)?);
     Some(ImageSize::new(
         (bits & 0x3fff) + 1,
@@ -232,6 +234,7 @@ fn segment(bytes: &[u8], at: usize) -> Option<(u8, &[u8], usize)> {
         return Some((marker, &[], at + 1));
     }
     let length = usize::from(u16::from_be_bytes(array(bytes, at + 1)?));
+    // A length counts its own two bytes. A smaller one is broken, and must not lead back.
     let end = at + 1 + length.max(2);
     Some((marker, bytes.get(at + 3..end)?, end))
 }
@@ -250,6 +253,7 @@ fn exif(body: &[u8]) -> Option<Orientation> {
 pub(crate) fn has_end(bytes: &[u8], scan: usize) -> bool {
     bytes
         .get(scan..)
+        // The marker is nearly always at the end, so the search begins there.
         .is_some_and(|rest| rest.windows(2).rev().any(|pair| pair == [0xff, 0xd9]))
 }
 

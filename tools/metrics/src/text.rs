@@ -83,6 +83,7 @@ impl Snapshot {
             MetricType::Gauge
         };
         let (name, unit) = match self.format {
+            // The encoder writes the unit and the suffix of a counter behind the name itself.
             ExpositionFormat::OpenMetrics => split_unit(family.name.trim_end_matches(TOTAL)),
             ExpositionFormat::Prometheus => (family.name, None),
         };

@@ -66,6 +66,7 @@ fn place(list: &TokenFiles, tokens: u64) -> Result<(u64, u64), Error> {
             let strides = behind_first / stride;
             (strides + 1, strides * stride)
         }
+        // The last window ends with the file, and may begin within the one before.
         Tail::Overlap => (behind_first.div_ceil(stride) + 1, behind_first),
     })
 }

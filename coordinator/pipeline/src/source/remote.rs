@@ -72,6 +72,7 @@ impl ListedClasses {
         let Some((class, _)) = below.split_once('/') else {
             return;
         };
+        // A folder without samples is noted too, since it is refused as a local one is.
         let samples = self.classes.entry(class.to_owned()).or_default();
         let (folder, name) = object.key.rsplit_once('/').unwrap_or(("", &object.key));
         match kind.of(name.as_bytes()) {

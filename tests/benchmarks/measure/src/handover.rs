@@ -155,6 +155,7 @@ impl Run {
             sender.publish(item).unwrap();
         }
         while self.in_flight() > 0 {
+            // The bells are armed before the look at the queues, so that a release in between rings.
             self.consumers
                 .iter()
                 .for_each(|(_, sender, _)| sender.arm());

@@ -67,6 +67,7 @@ fn times(periods: &[u32]) -> Vec<Duration> {
             let minibatch = scheduler.next(1000);
             times.push(began.elapsed());
             if minibatch.is_none() {
+                // Finding that nothing is to be prepared is no decision.
                 times.pop();
                 break;
             }

@@ -304,6 +304,7 @@ impl Model {
                 self.cross_border(job, rank);
                 self.read(job, rank);
             }
+            // The job has died since the step began.
             Event::StepDone { .. } => {}
             Event::Start(job) => self.start(job),
             Event::Die(job) => self.die(job),

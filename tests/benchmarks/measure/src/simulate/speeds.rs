@@ -48,6 +48,7 @@ pub(crate) fn against_alone(setup: &Setup) -> (Vec<f64>, f64, model::Result) {
             .enumerate()
             .filter(|(other, _)| *other != at)
         {
+            // The others begin when the simulation is over.
             plan.start = setup.horizon + 1.0 + other as f64;
         }
         model::run(&alone).jobs[at].samples as f64
