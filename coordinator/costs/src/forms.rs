@@ -308,6 +308,7 @@ fn by_ratio(steps: &mut [FrontierStep]) {
 fn climb(steps: &mut Vec<FrontierStep>, sample: u32, offers: &[Offer], most: u64) {
     let mut sorted: Vec<(usize, &Offer)> = offers.iter().enumerate().collect();
     sorted.retain(|(_, o)| o.can_be_taken(most));
+    // Of offers with equal bytes, the one that saves most comes first, and the others are no step up.
     sorted.sort_by(|(_, a), (_, b)| a.bytes.cmp(&b.bytes).then(b.saves.total_cmp(&a.saves)));
     let (first, mut reached) = (steps.len(), 0.0);
     for (index, offer) in sorted {

@@ -150,6 +150,7 @@ fn letter_range(first: &str, last: &str, step: i64) -> Option<Vec<String>> {
 
 /// Returns the numbers from `from` to `to`, at most one more than [`MOST_NAMES`] of them, so that too many are noticed.
 fn steps(from: i64, to: i64, step: i64, show: impl Fn(i64) -> String) -> Vec<String> {
+    // As in bash, a step of 0 counts as 1.
     let size = step.unsigned_abs().max(1);
     let count = (from.abs_diff(to) / size).min(MOST_NAMES as u64);
     let at = |i: u64| {

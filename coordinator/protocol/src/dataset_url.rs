@@ -75,6 +75,7 @@ impl DatasetUrl {
         let Some((scheme, rest)) = text.split_once("://") else {
             return refuse_lost_slash(text).map(|()| None);
         };
+        // A path may have `://` in it too.
         if !is_scheme(scheme) {
             return Ok(None);
         }
@@ -151,6 +152,7 @@ fn check_bucket(scheme: UrlScheme, bucket: &str) -> Result<(), InvalidUrl> {
             "the {scheme_text}:// URL has credentials in it: leave them out, and set them in the environment"
         )));
     }
+    // `$` begins names of Azure's own containers, such as `$web`. The brackets are those of IPv6 addresses.
     let is_part =
         |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_' | ':' | '[' | ']' | '$');
     if !bucket.chars().all(is_part) {

@@ -223,6 +223,7 @@ fn check_mel(shape: &LogMel, samples: u32, rate: u32) -> Result<(), String> {
         n_mels,
         ..
     } = *shape;
+    // The frames at the edges reflect half a frame, which the crop must be long enough for.
     if !(2..=MAX_FFT).contains(&n_fft) || n_fft / 2 >= samples {
         return wrong(format!(
             "n_fft={n_fft} must be 2 to {MAX_FFT}, and at most twice the {samples} samples of the crop"
@@ -237,6 +238,7 @@ fn check_mel(shape: &LogMel, samples: u32, rate: u32) -> Result<(), String> {
         return wrong(format!("n_mels={n_mels} must be 1 to {MAX_MELS}"));
     }
     let high = shape.f_max.unwrap_or((rate / 2) as f32);
+    // Written so that NaN is refused as well.
     if !(shape.f_min >= 0.0 && shape.f_min < high && high.is_finite()) {
         return wrong(format!(
             "f_min={:?} and f_max={high:?} must be frequencies with 0 <= f_min < f_max",
