@@ -33,6 +33,7 @@ class Coordinator:
         assert self.process.poll() is None, log.read_text()
 
     def lines(self) -> list[dict[str, Any]]:
+        # The coordinator may be writing its last line.
         return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def says(self, message: str) -> list[dict[str, Any]]:

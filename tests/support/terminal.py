@@ -96,6 +96,7 @@ class Terminal:
         while self.process.poll() is None:
             assert time.monotonic() < end, "it does not end"
             self.read()
+        # The program may have written something before it ended.
         self.read(0)
         return self.process.returncode
 

@@ -93,6 +93,7 @@ class Child:
         deadline = time.monotonic() + timeout
         while self.running() and time.monotonic() < deadline:
             time.sleep(0.01)
+        # Even if the child has ended, something that it has started may be left in its group.
         self._signal(signal.SIGKILL)
         self.process.wait(timeout)
         for pipe in (self.process.stdin, self.process.stdout):

@@ -33,6 +33,7 @@ class Model:
         hidden = np.maximum(inputs @ self.weights[0] + self.biases[0], 0)
         probabilities = softmax(hidden @ self.weights[1] + self.biases[1])
         rows = np.arange(len(labels))
+        # A probability may be rounded to 0, which has no logarithm.
         loss = float(-np.log(probabilities[rows, labels] + 1e-9).mean())
         accuracy = float((probabilities.argmax(axis=1) == labels).mean())
         # The gradient of the softmax loss with respect to the scores: probabilities less the one-hot labels.
@@ -52,12 +53,14 @@ class Model:
 
 def view(images: NDArray[np.uint8]) -> Floats:
     """Takes every seventh pixel, as numbers from -1 to 1, flattened."""
+    # From the middle of every seven, so that 224 pixels become 32.
     pixels = images[:, :, 3::7, 3::7].reshape(len(images), -1)
     numbers: Floats = pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
     return numbers
 
 
 def softmax(scores: Floats) -> Floats:
+    # Less the largest score, so that no power overflows.
     powers: Floats = np.exp(scores - scores.max(axis=1, keepdims=True))
     powers /= powers.sum(axis=1, keepdims=True)
     return powers

@@ -57,6 +57,7 @@ class Figures:
 
 
 def read_comment(figures: Figures, location: str, text: str) -> None:
+    # Names in code are no words of a sentence.
     text = re.sub(r"`[^`]*`", "x", text)
     figures.words += len(re.findall(r"[A-Za-z']+", text))
     for match in HEADLESS.finditer(text):
@@ -71,6 +72,7 @@ def nodes(root: Node) -> Iterator[Node]:
     while stack:
         node = stack.pop()
         yield node
+        # Reversed, so that nodes come in the order of the text.
         stack.extend(reversed(node.children))
 
 
@@ -102,6 +104,7 @@ def is_in_type(node: Node) -> bool:
 def read_rust(figures: Figures, path: Path) -> None:
     text = path.read_text()
     lines = text.splitlines()
+    # A test or an example is a program of its own, whose types meet no others.
     is_test = "tests" in path.parts or "examples" in path.parts
     figures.files.append(sum(bool(line.strip()) for line in lines))
     figures.code_lines += figures.files[-1]
