@@ -56,6 +56,7 @@ class ForkedProcess:
         if self.stdin is not None:
             self.stdin.close()
         end = time.monotonic() + timeout
+        # Each stream has its own thread: the script could wait for a reader of one while the other is read.
         with ThreadPoolExecutor(2) as pool:
             reads = [pool.submit(stream.read) for stream in (self.stdout, self.stderr)]
             try:
@@ -128,6 +129,7 @@ def watch(job: int, report: int) -> None:
     os.write(report, f"{job}\n".encode())
     _, status = os.waitpid(job, 0)
     os.write(report, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    # The handlers for an exit belong to the interpreter of which this process is a copy.
     os._exit(0)
 
 
@@ -143,10 +145,12 @@ def next_script(requests: socket.socket) -> types.CodeType | None:
             break
         for descriptor in descriptors:
             os.close(descriptor)
+    # While the signal is ignored, no exit code can be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     requests.close()
     *streams, report = descriptors
     if job := os.fork():
+        # A reader of the script's output finds its end only once nobody else holds the streams.
         for stream in streams:
             os.close(stream)
         watch(job, report)

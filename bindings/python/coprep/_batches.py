@@ -120,6 +120,7 @@ class Samples:
         blobs = _blobs(arrays[-2]) if structure.has_blob else None
         *fields, index = [np.asarray(array) for array in arrays]
         if structure.has_blob:
+            # `blobs` holds the bytes of this array, which stands for no single part of a sample.
             fields.pop()
         batch = structure.batch(fields, blobs, len(index), self._framework)
         return self._with_ids(self._finish(batch), index)

@@ -85,6 +85,7 @@ fn create_file(bytes: usize) -> Answer<File> {
 
 /// Maps something at reserved addresses.
 fn map_at(start: usize, bytes: usize, file: Option<&File>) -> Answer {
+    // The addresses are reserved by a mapping already, which this one replaces.
     let flags = libc::MAP_FIXED
         | match file {
             Some(_) => libc::MAP_SHARED,

@@ -17,6 +17,7 @@ pub(crate) fn thinned(ticks: Vec<(f64, String, bool)>) -> Vec<(f64, String, bool
     let mut kept: Vec<(f64, String, bool)> = Vec::new();
     let (present, others): (Vec<_>, Vec<_>) = ticks.into_iter().partition(|tick| tick.2);
     for tick in present.into_iter().chain(others) {
+        // Labels are centred at their ticks, and two units of space at each side keep them apart.
         let reach = |t: &(f64, String, bool)| t.1.chars().count() as f64 * CHAR / 2.0 + 2.0;
         if kept
             .iter()
@@ -36,8 +37,10 @@ pub(crate) fn nice_ticks(highest: f64, count: u32) -> Vec<f64> {
     let step = [1.0, 2.0, 5.0]
         .map(|n| n * power)
         .into_iter()
+        // A step may be too small by a rounding error.
         .find(|step| *step >= rough * 0.999)
         .unwrap_or(10.0 * power);
+    // A rounding error must not add a step at the end.
     let steps = (highest / step - 1e-9).ceil().clamp(1.0, 20.0) as u32;
     (0..=steps).map(|i| f64::from(i) * step).collect()
 }

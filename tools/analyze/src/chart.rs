@@ -47,6 +47,7 @@ pub(crate) fn class(part: EpochPart) -> &'static str {
 
 /// Draws one epoch as a bar that fills its width.
 pub(crate) fn epoch_bar(outcome: &EpochForecast) -> String {
+    // An epoch of 0 s has no parts, but is divided by all the same.
     let whole = outcome.epoch_s.max(f64::MIN_POSITIVE);
     let mut parts = String::new();
     for (part, from, to) in outcome

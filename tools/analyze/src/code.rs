@@ -32,6 +32,7 @@ pub(crate) fn analyze(
         program: &options.program,
         command,
         serve: &["--cache".into(), "0".into(), "--cpus".into(), cpus],
+        // Nothing is replayed, so no round must pass first.
         rounds: 0,
         seconds,
     };

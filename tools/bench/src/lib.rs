@@ -140,6 +140,7 @@ fn plan(options: &BenchOptions) -> Result<MeasurementPlan> {
 /// Builds the pipeline that all loaders run.
 fn pipeline(operators: &ImageOperators, folder: &Path) -> Result<PipelineSpec> {
     let mut spec = operators.pipeline(folder)?;
+    // PyTorch's jobs flip too, in `torch_loader.py`.
     spec.ops.push(Op::RandomHorizontalFlip { p: 0.5 });
     Ok(spec)
 }

@@ -141,6 +141,7 @@ impl BenchReport {
 
 /// Formats a factor: `4.5`, `13`.
 fn factor(x: f64) -> String {
+    // From 9.95 on, a decimal would give a third digit.
     let digits = if x < 9.95 { 1 } else { 0 };
     format!("{x:.digits$}")
 }

@@ -5,6 +5,7 @@ pub(crate) fn count(n: f64) -> String {
     let n = n.max(0.0);
     let unit = [(1e4, 1.0, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M")]
         .into_iter()
+        // The rounded number decides, since it is the one that must fit.
         .find(|(below, ..)| n.round() < *below);
     let (_, unit, sign) = unit.unwrap_or((f64::INFINITY, 1e9, "G"));
     if unit == 1.0 {

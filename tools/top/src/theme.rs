@@ -40,10 +40,12 @@ pub(crate) enum Fill {
 impl Theme {
     /// Reads the theme from the environment: `NO_COLOR`, and the locale's character set.
     pub(crate) fn from_env() -> Self {
+        // An empty variable counts as none, for `NO_COLOR` and for locales alike.
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         Theme {
             colour: variable("NO_COLOR").is_none(),
             utf8: is_utf8(
+                // The C library asks them in this order too.
                 ["LC_ALL", "LC_CTYPE", "LANG"]
                     .into_iter()
                     .find_map(variable),

@@ -170,6 +170,7 @@ fn run(
             let key = SampleKey {
                 seed: 0,
                 id,
+                // Each epoch draws other crops, as in training.
                 visit: u64::from(position / dataset.len()),
             };
             match kept.get(id as usize) {
@@ -213,6 +214,7 @@ fn run(
 /// Maps a position by a fixed permutation of the samples, the same for every epoch. The permutation is a
 /// step coprime to their number.
 fn shuffled(position: u32, samples: u32) -> u32 {
+    // A step of about half the samples takes neighbours from far apart, as a random order does.
     let steps = (samples / 2 + 1..)
         .find(|&step| gcd(step, samples) == 1)
         .unwrap_or(1);
@@ -226,6 +228,7 @@ fn gcd(a: u32, b: u32) -> u32 {
 /// Returns the CPU time of this process, including ended threads. The kernel counts it in hundredths of a second.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name of the program may hold spaces and brackets, but the last bracket ends it.
     let after_name = stat.rsplit(") ").next().unwrap_or_default();
     let ticks = |field: usize| {
         after_name

@@ -48,6 +48,7 @@ fn main() -> Outcome<()> {
     let of_samples = |step: Step| work.nanoseconds(SAMPLES, step);
     let prepare = of_images(TIMES, |thread, id| thread.prepare(id));
     let prepare_decoded = of_images(TIMES, |thread, id| thread.prepare_decoded(id));
+    // A look takes so little time that it is repeated more often.
     let look = of_images(100, |thread, id| thread.inspect(id));
     let fetch = of_samples(|_, _| fetch_clocks());
     let stages = of_samples(|_, _| stage_clocks());
@@ -273,6 +274,7 @@ impl Thread<'_> {
                     black_box(recorder.budget().seconds());
                 }
             }
+            // A worker does so while another one holds the lock.
             Err(_) => table.record(id, &measured),
         }
     }
@@ -301,6 +303,7 @@ impl Thread<'_> {
             return;
         }
         let expected: Vec<f32> = (0..BATCH)
+            // Samples of a batch lie far apart in the table, as in a random order.
             .map(|number| work.table.stages((id + number * 7919) % SAMPLES))
             .map(|stages| stages.map_or(0.0, |stages| stages.iter().sum()))
             .collect();

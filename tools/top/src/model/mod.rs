@@ -286,6 +286,7 @@ fn gpu(earlier: Option<Earlier>, now: &GpuStatus) -> GpuRow {
     let rate =
         |count: fn(&GpuStatus) -> u64| before.and_then(|(s, b)| s.rate(count(b), count(now)));
     let waiting = before.map(|(s, b)| {
+        // Each consumer waits by itself, so the time counts once for each.
         let all = s.seconds * f64::from(now.consumers.max(1));
         ((now.wait_s - b.wait_s) / all).clamp(0.0, 1.0)
     });
@@ -310,6 +311,7 @@ fn job(earlier: Option<Earlier>, stream: u64, now: &JobStatus, furthest: &JobSta
     let before = earlier.and_then(|s| Some((s, s.job((stream, now.id))?)));
     let rate =
         |count: fn(&JobStatus) -> u64| before.and_then(|(s, b)| s.rate(count(b), count(now)));
+    // Waits are sums over the job's ranks, so the time counts once for each.
     let ranks = now.pids.len().max(1) as f64;
     let nothing = Stalls::default();
     JobRow {

@@ -140,6 +140,7 @@ fn stage(
             pool.prepared,
         ),
     };
+    // A process of user code reads and prepares, so each may be at either stage.
     let most = most + pool.processes;
     // The gauge shows whole workers: a mean below a half looks like none.
     let busy = busy.min(f64::from(most));
@@ -158,6 +159,7 @@ fn stage(
 
 /// Formats a mean number of workers: `0.4`, `12`.
 fn workers(mean: f64) -> String {
+    // From 9.95 on, a decimal would give a third digit.
     if mean == mean.round() || mean >= 9.95 {
         format!("{mean:.0}")
     } else {

@@ -40,6 +40,7 @@ fn times(periods: &[u32]) -> Vec<Duration> {
         samples: SAMPLES,
         slots: 64,
         depth: DEPTH,
+        // The coordinator has the same bound.
         low_water: 2,
         seed: 1,
         order: DrawOrder::Random,

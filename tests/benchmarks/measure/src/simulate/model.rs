@@ -213,6 +213,7 @@ impl Model {
             samples: setup.samples,
             slots: setup.slots,
             depth: setup.depth,
+            // The coordinator has the same bound.
             low_water: 2,
             seed: setup.seed,
             order: setup.order,
@@ -331,6 +332,7 @@ impl Model {
         let spec = &job.plan.spec;
         let round = u64::from((spec.batch_size * spec.world_size).min(epoch).max(1));
         let most = if job.has_crossed {
+            // The coordinator too lets a fiftieth be prepared in vain.
             job.assigned / 50
         } else {
             0
