@@ -7,7 +7,7 @@ python=$1 log=$2
 shift 2
 rust_tests=("$@")
 
-# These tests take one processor each and do not mind a few seconds more, so that two run at a time. The others look at
+# These tests do not mind a few seconds more, and wait now and then, so that three run at a time. The others look at
 # the clock, or run several jobs of their own.
 side_by_side=(
     tests/benchmarks/tests/test_{drop_in_benchmark,gpu_benchmark,peers_benchmark,tables_pages}.py
@@ -69,7 +69,7 @@ else
 fi
 # With the features of the other tests, so that nothing is built anew.
 run "Rust, examples in the documentation" cargo test --doc --quiet --features coprep-cli/failpoints
-run "Python, two at a time" pytest -n 2 --dist worksteal "${side_by_side[@]}"
+run "Python, three at a time" pytest -n 3 --dist worksteal "${side_by_side[@]}"
 run "Python, four at a time" pytest -n 4 --dist worksteal "${waiting[@]}"
 run "Python" pytest "${side_by_side[@]/#/--ignore=}" "${waiting[@]/#/--ignore=}" tests
 echo "== Total"
