@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::aws_profile::AwsProfile;
 use crate::traffic::{CountingConnector, TrafficCounters};
 use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
@@ -31,8 +32,8 @@ pub(crate) const RESTART: &str =
 pub(crate) fn environment(scheme: UrlScheme) -> String {
     let variables = match scheme {
         UrlScheme::S3 => {
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_SKIP_SIGNATURE=true for a public bucket), AWS_REGION and \
-             AWS_ENDPOINT_URL"
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (or AWS_SKIP_SIGNATURE=true for a public bucket), \
+             AWS_REGION and AWS_ENDPOINT_URL"
         }
         UrlScheme::Gs => "GOOGLE_APPLICATION_CREDENTIALS",
         UrlScheme::Az => {
@@ -105,7 +106,7 @@ const AZ_CREDENTIALS: [(&str, &str); 5] = [
 ];
 
 /// Returns the value of a variable: one of `variables`, or of the environment.
-fn value(name: &str, variables: &Variables) -> Option<String> {
+pub(crate) fn value(name: &str, variables: &Variables) -> Option<String> {
     let given = variables.iter().find(|(known, _)| known == name);
     given
         .map(|(_, value)| value.clone())
@@ -114,7 +115,7 @@ fn value(name: &str, variables: &Variables) -> Option<String> {
 
 /// Returns the source of the credentials of a store, in words, or `None` for a store that needs none. Never the
 /// credentials themselves.
-pub(crate) fn credentials(scheme: UrlScheme, variables: &Variables) -> Option<&'static str> {
+pub(crate) fn credentials(scheme: UrlScheme, variables: &Variables) -> Option<String> {
     let known: &[(&str, &'static str)] = match scheme {
         UrlScheme::S3 => &S3_CREDENTIALS,
         UrlScheme::Gs => &GS_CREDENTIALS,
@@ -124,14 +125,34 @@ pub(crate) fn credentials(scheme: UrlScheme, variables: &Variables) -> Option<&'
     let found = known
         .iter()
         .find(|(name, _)| value(name, variables).is_some());
-    let role = "the role of this machine, as no variable names any";
-    Some(found.map_or(role, |(_, text)| text))
+    if let Some((_, text)) = found {
+        return Some((*text).to_owned());
+    }
+    let profile = profile(scheme, variables).ok().flatten();
+    let named = profile.and_then(|profile| profile.describe());
+    Some(named.unwrap_or_else(|| "the role of this machine, as no variable names any".into()))
 }
 
 /// Returns `true` if nothing names credentials, so that only the metadata server of a cloud's machine could give some.
 pub(crate) fn lacks_credentials(scheme: UrlScheme, variables: &Variables) -> bool {
+    let has_profile = || {
+        let profile = profile(scheme, variables).ok().flatten();
+        profile.is_some_and(|profile| profile.describe().is_some())
+    };
+    scheme == UrlScheme::S3 && !is_named_by_variables(variables) && !has_profile()
+}
+
+fn is_named_by_variables(variables: &Variables) -> bool {
     let is_named = |(name, _): &(&str, &str)| value(name, variables).is_some();
-    scheme == UrlScheme::S3 && !S3_CREDENTIALS.iter().any(is_named)
+    S3_CREDENTIALS.iter().any(is_named)
+}
+
+/// Returns the profile that is used: variables with credentials come before it.
+fn profile(scheme: UrlScheme, variables: &Variables) -> Result<Option<AwsProfile>> {
+    if scheme != UrlScheme::S3 || is_named_by_variables(variables) {
+        return Ok(None);
+    }
+    AwsProfile::read(variables)
 }
 
 /// Returns the address of a store, for people.
@@ -234,6 +255,10 @@ fn s3(bucket: &str, variables: &Variables, connector: CountingConnector) -> Resu
     let builder = configured(AmazonS3Builder::from_env(), variables, |b, key, value| {
         b.with_config(key, value)
     });
+    let builder = match profile(UrlScheme::S3, variables)? {
+        Some(profile) => profile.apply(builder)?,
+        None => builder,
+    };
     let keys = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
     let endpoint = keys.iter().find_map(|key| builder.get_config_value(key));
     let is_plain = is_plain(endpoint.as_deref());

@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod aws_profile;
 mod client;
 mod early_reads;
 mod error;

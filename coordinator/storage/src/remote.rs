@@ -43,7 +43,7 @@ pub struct RemoteStore {
     client: RenewableClient,
     /// `true` if the environment names no credentials, so that only a metadata server could give some.
     lacks_credentials: bool,
-    credentials: Option<&'static str>,
+    credentials: Option<String>,
     endpoint: String,
     io: Arc<IoRuntime>,
     health: StoreHealth,
@@ -159,8 +159,8 @@ impl RemoteStore {
 
     /// Returns the source of the credentials, in words, or `None` if none are needed. Never the credentials themselves.
     #[must_use]
-    pub fn credentials(&self) -> Option<&'static str> {
-        self.credentials
+    pub fn credentials(&self) -> Option<&str> {
+        self.credentials.as_deref()
     }
 
     /// Returns the address of the store, for people.

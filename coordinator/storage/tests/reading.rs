@@ -1,7 +1,8 @@
 //! Reading objects while the server has faults.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
-use std::time::{Duration, Instant};
+use std::fs;
+use std::time::{Duration, Instant, SystemTime};
 
 use coprep_object_server::{Credentials, Faults, ObjectServer};
 use coprep_storage::{ErrorKind, Extent, ObjectTable, Stores};
@@ -325,7 +326,9 @@ fn credentials_that_are_refused_before_they_expire_are_asked_for_anew() {
     let address = format!("http://127.0.0.1:{}", server.port());
     let stores = Stores::new(PATIENCE)
         .with_variable("AWS_ENDPOINT_URL", &address)
-        .with_variable("AWS_METADATA_ENDPOINT", &address);
+        .with_variable("AWS_METADATA_ENDPOINT", &address)
+        .with_variable("AWS_CONFIG_FILE", "/absent")
+        .with_variable("AWS_SHARED_CREDENTIALS_FILE", "/absent");
     let demand = |name: &str| {
         server.set_credentials(Credentials {
             key: format!("key-{name}"),
@@ -348,6 +351,115 @@ fn credentials_that_are_refused_before_they_expire_are_asked_for_anew() {
     };
     store(&stores).list("p", None, count).unwrap();
     assert_eq!(listed, 2);
+}
+
+/// A profile whose credentials a program prints, and how often it has run.
+struct Profile {
+    folder: tempfile::TempDir,
+    address: String,
+}
+
+impl Profile {
+    fn new(server: &ObjectServer) -> Profile {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display();
+        let config = format!(
+            "[default]\nregion = here\ncredential_process = echo x >> {path}/runs; cat {path}/printed\n"
+        );
+        fs::write(folder.path().join("config"), config).unwrap();
+        Profile {
+            folder,
+            address: format!("http://127.0.0.1:{}", server.port()),
+        }
+    }
+
+    fn stores(&self, patience: Duration) -> Stores {
+        let path = |name: &str| self.folder.path().join(name).display().to_string();
+        Stores::new(patience)
+            .with_variable("AWS_ENDPOINT_URL", &self.address)
+            .with_variable("AWS_CONFIG_FILE", &path("config"))
+            .with_variable("AWS_SHARED_CREDENTIALS_FILE", &path("absent"))
+    }
+
+    /// Lets the server accept credentials of this name alone, which the program prints from now on.
+    fn demand(&self, server: &ObjectServer, name: &str, expiration: &str) {
+        let credentials = Credentials {
+            key: format!("key-{name}"),
+            secret: HIDDEN.into(),
+            token: format!("token-{name}"),
+        };
+        let printed = format!(
+            "{{\"Version\": 1, \"AccessKeyId\": \"{}\", \"SecretAccessKey\": \"{HIDDEN}\", \"SessionToken\": \"{}\", \
+             \"Expiration\": \"{expiration}\"}}",
+            credentials.key, credentials.token
+        );
+        fs::write(self.folder.path().join("printed"), printed).unwrap();
+        server.set_credentials(credentials);
+    }
+
+    fn runs(&self) -> usize {
+        let runs = fs::read_to_string(self.folder.path().join("runs"));
+        runs.map_or(0, |runs| runs.lines().count())
+    }
+}
+
+#[test]
+fn a_program_of_a_profile_gives_credentials_for_all_requests_and_anew_when_they_are_refused() {
+    let server = ObjectServer::start().unwrap();
+    let profile = Profile::new(&server);
+    let stores = profile.stores(PATIENCE);
+    profile.demand(&server, "one", "2100-01-01T00:00:00Z");
+    let table = table(&server, &stores, 8, 1000);
+    assert_eq!(
+        store(&stores).credentials(),
+        Some("the profile default, by its credential_process")
+    );
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| check_all(&table, 1000));
+        }
+    });
+    assert_eq!(profile.runs(), 1);
+    std::thread::sleep(Duration::from_secs(2));
+    profile.demand(&server, "two", "2100-01-01T00:00:00Z");
+    check_all(&table, 1000);
+    assert_eq!(profile.runs(), 2);
+}
+
+#[test]
+fn credentials_of_a_program_are_renewed_before_they_expire() {
+    let server = ObjectServer::start().unwrap();
+    let profile = Profile::new(&server);
+    let stores = profile.stores(PATIENCE);
+    let expiration =
+        chrono::DateTime::<chrono::Utc>::from(SystemTime::now() + Duration::from_secs(3));
+    profile.demand(&server, "one", &expiration.to_rfc3339());
+    let table = table(&server, &stores, 2, 1000);
+    check_all(&table, 1000);
+    assert_eq!(profile.runs(), 1);
+    std::thread::sleep(Duration::from_millis(2200));
+    // The server still accepts the old ones, so that no refusal asks for new ones.
+    check_all(&table, 1000);
+    assert!(profile.runs() > 1);
+}
+
+#[test]
+fn a_program_that_fails_is_an_error_that_names_the_profile() {
+    let server = ObjectServer::start().unwrap();
+    let profile = Profile::new(&server);
+    let stores = profile.stores(Duration::from_secs(1));
+    profile.demand(&server, "one", HIDDEN);
+    server.put(BUCKET, "", b"");
+    let count = |_| std::ops::ControlFlow::Continue(());
+    let error = store(&stores)
+        .list("p", None, count)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("the credential_process of the profile default has printed an Expiration")
+            && !error.contains(HIDDEN),
+        "{error}"
+    );
 }
 
 #[test]

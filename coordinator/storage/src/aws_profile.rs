@@ -1,0 +1,493 @@
+//! Profiles of Amazon's tools: credentials, region and address of S3 in the files under `~/.aws`.
+//!
+//! A profile has keys, or the command of a program that prints temporary ones (`credential_process`). Those of a program
+//! are asked for anew when two thirds of their time are over. Other ways to sign in, such as single sign-on, are left to
+//! such a program: `aws configure export-credentials --format process` knows them all.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use async_trait::async_trait;
+use chrono::DateTime;
+use configparser::ini::{Ini, IniDefault};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential};
+use object_store::{CredentialProvider, Result};
+use serde::Deserialize;
+use tokio::sync::Mutex;
+
+use crate::client::{Variables, value};
+
+/// Longest time that a program may take to print credentials.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for which a failure of the program is repeated. Hundreds of reads may ask at the same time.
+const FAILURE_AGE: Duration = Duration::from_secs(2);
+/// Most bytes that a program may print.
+const MOST_PRINTED: u64 = 1 << 16;
+
+/// Beginnings of settings by which a profile signs in, if it has neither keys nor a program.
+const OTHER_WAYS: [&str; 5] = [
+    "sso_",
+    "role_arn",
+    "source_profile",
+    "credential_source",
+    "web_identity_token_file",
+];
+
+/// A profile of the user.
+pub(crate) struct AwsProfile {
+    name: String,
+    settings: BTreeMap<String, String>,
+}
+
+/// How a profile gives credentials.
+enum Way<'a> {
+    Keys(AwsCredential),
+    Program(&'a str),
+    /// By a setting of this name, which is not supported.
+    Other(&'a str),
+    /// Not at all: it holds other settings.
+    None,
+}
+
+impl AwsProfile {
+    /// Reads the profile that `AWS_PROFILE` names, or else the default one. Returns `None` if there is no default one.
+    pub(crate) fn read(variables: &Variables) -> Result<Option<AwsProfile>> {
+        let named = ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"]
+            .iter()
+            .find_map(|name| value(name, variables).filter(|name| !name.is_empty()));
+        let name = named.as_deref().unwrap_or("default");
+        let files = [
+            ("AWS_CONFIG_FILE", "config"),
+            ("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
+        ];
+        let mut is_there = false;
+        let mut settings = BTreeMap::new();
+        let mut searched = Vec::new();
+        for (variable, usual) in files {
+            let Some(path) = file(variable, usual, variables) else {
+                continue;
+            };
+            let Some(content) = parsed(&path)? else {
+                continue;
+            };
+            // Both files may have the profile. The one with the credentials comes last, so that it decides.
+            for section in [format!("profile {name}"), name.to_owned()] {
+                if let Some(found) = content.get(&section) {
+                    is_there = true;
+                    let given = found.iter().filter_map(|(k, v)| Some((k, v.clone()?)));
+                    settings.extend(given.map(|(k, v)| (k.to_lowercase(), v)));
+                }
+            }
+            searched.push(path.display().to_string());
+        }
+        if is_there {
+            return Ok(Some(AwsProfile {
+                name: name.to_owned(),
+                settings,
+            }));
+        }
+        match named {
+            None => Ok(None),
+            Some(name) if searched.is_empty() => Err(error(format!(
+                "AWS_PROFILE names the profile {name}, and there are no files with profiles"
+            ))),
+            Some(name) => Err(error(format!(
+                "AWS_PROFILE names the profile {name}, which is not in {}",
+                searched.join(" or ")
+            ))),
+        }
+    }
+
+    /// Returns where the credentials come from, in words, or `None` if the profile has none.
+    pub(crate) fn describe(&self) -> Option<String> {
+        let how = match self.way() {
+            Way::Keys(_) => "",
+            Way::Program(_) => ", by its credential_process",
+            Way::Other(_) => ", by a way that is not supported",
+            Way::None => return None,
+        };
+        Some(format!("the profile {}{how}", self.name))
+    }
+
+    fn setting(&self, name: &str) -> Option<&str> {
+        self.settings.get(name).map(String::as_str)
+    }
+
+    fn way(&self) -> Way<'_> {
+        let keys = ["aws_access_key_id", "aws_secret_access_key"].map(|name| self.setting(name));
+        if let [Some(key), Some(secret)] = keys {
+            return Way::Keys(AwsCredential {
+                key_id: key.to_owned(),
+                secret_key: secret.to_owned(),
+                token: self.setting("aws_session_token").map(str::to_owned),
+            });
+        }
+        if let Some(command) = self.setting("credential_process") {
+            return Way::Program(command);
+        }
+        let is_other = |name: &&String| OTHER_WAYS.iter().any(|way| name.starts_with(way));
+        let other = self.settings.keys().find(is_other);
+        other.map_or(Way::None, |name| Way::Other(name))
+    }
+
+    /// Adds what the profile says and the environment does not.
+    pub(crate) fn apply(&self, builder: AmazonS3Builder) -> Result<AmazonS3Builder> {
+        let also = [
+            ("region", AmazonS3ConfigKey::Region),
+            ("endpoint_url", AmazonS3ConfigKey::Endpoint),
+        ];
+        let builder = also.into_iter().fold(builder, |builder, (name, key)| {
+            match (self.setting(name), builder.get_config_value(&key)) {
+                (Some(value), None) => builder.with_config(key, value),
+                _ => builder,
+            }
+        });
+        match self.way() {
+            Way::Keys(keys) => Ok(builder
+                .with_credentials(Arc::new(object_store::StaticCredentialProvider::new(keys)))),
+            Way::Program(command) => {
+                Ok(builder.with_credentials(Arc::new(CredentialProcess::new(&self.name, command))))
+            }
+            Way::Other(setting) => Err(error(format!(
+                "the profile {0} signs in by {setting}, which is left to a program: write a profile with \
+                 credential_process = aws configure export-credentials --profile {0} --format process, and name that \
+                 one in AWS_PROFILE",
+                self.name
+            ))),
+            Way::None => Ok(builder),
+        }
+    }
+}
+
+/// Settings by the names of their sections.
+type Sections = HashMap<String, HashMap<String, Option<String>>>;
+
+/// Returns the path of a file with profiles: that of a variable, or the usual one.
+fn file(variable: &str, usual: &str, variables: &Variables) -> Option<PathBuf> {
+    if let Some(path) = value(variable, variables) {
+        return Some(path.into());
+    }
+    let home = value("HOME", variables).map(PathBuf::from)?;
+    Some(home.join(".aws").join(usual))
+}
+
+/// Returns the content of a file with profiles, or `None` if there is no such file.
+fn parsed(path: &Path) -> Result<Option<Sections>> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(error(format!("{} cannot be read: {e}", path.display()))),
+    };
+    let mut rules = IniDefault::default();
+    rules.delimiters = vec!['='];
+    // A secret may hold the symbols of comments.
+    rules.enable_inline_comments = false;
+    // Names of profiles differ in their case too.
+    rules.case_sensitive = true;
+    let mut content = Ini::new_from_defaults(rules);
+    // The parser's message could repeat a line with a secret.
+    let read = content.read(text).map_err(|_| {
+        let path = path.display();
+        error(format!(
+            "{path} is not made of [sections] with lines name = value"
+        ))
+    })?;
+    Ok(Some(read))
+}
+
+fn error(text: String) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "S3",
+        source: text.into(),
+    }
+}
+
+/// What a program prints.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Printed {
+    version: u32,
+    access_key_id: String,
+    secret_access_key: String,
+    session_token: Option<String>,
+    expiration: Option<String>,
+}
+
+/// Credentials that a program of the user prints.
+pub(crate) struct CredentialProcess {
+    profile: String,
+    command: String,
+    /// Held while the program runs, so that it runs once for all requests.
+    last: Mutex<Option<LastRun>>,
+}
+
+/// What came of the last run of a program.
+enum LastRun {
+    Gave(Arc<AwsCredential>, Option<Lifetime>),
+    Failed(Instant, String),
+}
+
+/// Times of temporary credentials.
+#[derive(Clone, Copy)]
+struct Lifetime {
+    renewal: SystemTime,
+    end: SystemTime,
+}
+
+impl Lifetime {
+    fn until(end: SystemTime) -> Lifetime {
+        let now = SystemTime::now();
+        let left = end.duration_since(now).unwrap_or(Duration::ZERO);
+        Lifetime {
+            renewal: now + left * 2 / 3,
+            end,
+        }
+    }
+}
+
+impl CredentialProcess {
+    fn new(profile: &str, command: &str) -> Self {
+        CredentialProcess {
+            profile: profile.to_owned(),
+            command: command.to_owned(),
+            last: Mutex::new(None),
+        }
+    }
+
+    /// Runs the program. An error says what is wrong, but nothing that the program has printed.
+    async fn run(&self) -> Result<(AwsCredential, Option<Lifetime>), String> {
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", &self.command])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            // It might print a secret, and this process's stderr is the log.
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|e| format!("cannot be started: {e}"))?;
+        let stdout = child.stdout.take();
+        let reading = tokio::task::spawn_blocking(move || {
+            let mut printed = Vec::new();
+            let stdout = stdout.ok_or(io::ErrorKind::BrokenPipe)?;
+            stdout.take(MOST_PRINTED).read_to_end(&mut printed)?;
+            Ok::<_, io::Error>(printed)
+        });
+        let read = tokio::time::timeout(PROGRAM_TIMEOUT, reading).await;
+        if read.is_err() {
+            // The reader ends with the program.
+            let _ = child.kill();
+        }
+        let status = child
+            .wait()
+            .map_err(|e| format!("cannot be awaited: {e}"))?;
+        let Ok(printed) = read else {
+            return Err(format!(
+                "has not ended after {} s",
+                PROGRAM_TIMEOUT.as_secs()
+            ));
+        };
+        if !status.success() {
+            return Err(format!("has failed ({status}): run it by hand to see why"));
+        }
+        let printed = printed.map_err(io::Error::from).and_then(|read| read);
+        credentials_in(&printed.map_err(|e| format!("cannot be read: {e}"))?)
+    }
+}
+
+fn credentials_in(printed: &[u8]) -> Result<(AwsCredential, Option<Lifetime>), String> {
+    // The message of the parser is left out, because it may repeat a secret.
+    let printed: Printed = serde_json::from_slice(printed).map_err(|_| {
+        "has not printed JSON with Version, AccessKeyId and SecretAccessKey".to_owned()
+    })?;
+    if printed.version != 1 {
+        return Err(format!(
+            "has printed Version {}, and not 1",
+            printed.version
+        ));
+    }
+    let lifetime = match &printed.expiration {
+        None => None,
+        Some(text) => {
+            let end = DateTime::parse_from_rfc3339(text)
+                .map_err(|_| "has printed an Expiration that is no time".to_owned())?;
+            Some(Lifetime::until(end.into()))
+        }
+    };
+    let credential = AwsCredential {
+        key_id: printed.access_key_id,
+        secret_key: printed.secret_access_key,
+        token: printed.session_token,
+    };
+    Ok((credential, lifetime))
+}
+
+impl std::fmt::Debug for CredentialProcess {
+    // The command may hold a secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CredentialProcess of the profile {}", self.profile)
+    }
+}
+
+#[async_trait]
+impl CredentialProvider for CredentialProcess {
+    type Credential = AwsCredential;
+
+    async fn get_credential(&self) -> Result<Arc<AwsCredential>> {
+        let mut last = self.last.lock().await;
+        let now = SystemTime::now();
+        let usable = match &*last {
+            Some(LastRun::Gave(credential, lifetime)) => {
+                if lifetime.is_none_or(|lifetime| now < lifetime.renewal) {
+                    return Ok(credential.clone());
+                }
+                lifetime
+                    .filter(|lifetime| now < lifetime.end)
+                    .map(|lifetime| (credential.clone(), lifetime))
+            }
+            Some(LastRun::Failed(when, what)) if when.elapsed() < FAILURE_AGE => {
+                return Err(error(what.clone()));
+            }
+            _ => None,
+        };
+        match (self.run().await, usable) {
+            (Ok((credential, lifetime)), _) => {
+                let credential = Arc::new(credential);
+                *last = Some(LastRun::Gave(credential.clone(), lifetime));
+                Ok(credential)
+            }
+            // What is there still serves, and its last third is divided in the same way.
+            (Err(why), Some((credential, lifetime))) => {
+                tracing::warn!(
+                    profile = self.profile,
+                    "the credential_process of the profile {why}"
+                );
+                let lifetime = Lifetime::until(lifetime.end);
+                *last = Some(LastRun::Gave(credential.clone(), Some(lifetime)));
+                Ok(credential)
+            }
+            (Err(why), None) => {
+                let what = format!(
+                    "the credential_process of the profile {} {why}",
+                    self.profile
+                );
+                *last = Some(LastRun::Failed(Instant::now(), what.clone()));
+                Err(error(what))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const CONFIG: &str = "\
+        # a comment\n\
+        [default]\nregion = eu-west-1\n\
+        [profile keys]\nregion = eu-north-1\nendpoint_url = http://127.0.0.1:1\ns3 =\n  max_concurrent_requests = 20\n\
+        [profile sso]\nsso_session = x\n\
+        [profile program]\ncredential_process = cat \"/a b/c\"\n";
+    const CREDENTIALS: &str =
+        "[keys]\naws_access_key_id = KEY\naws_secret_access_key = a\\b\"c#d;e\n";
+
+    fn read(name: &str, config: &str, credentials: &str) -> Result<Option<AwsProfile>, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = ["config", "credentials"].map(|name| folder.path().join(name));
+        fs::write(&paths[0], config).unwrap();
+        fs::write(&paths[1], credentials).unwrap();
+        let mut variables = vec![("AWS_PROFILE".to_owned(), name.to_owned())];
+        for (variable, path) in ["AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"]
+            .into_iter()
+            .zip(&paths)
+        {
+            variables.push((variable.to_owned(), path.display().to_string()));
+        }
+        AwsProfile::read(&variables).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_profile_has_what_both_files_say_of_it() {
+        let profile = read("keys", CONFIG, CREDENTIALS).unwrap().unwrap();
+        let Way::Keys(keys) = profile.way() else {
+            panic!("it has keys");
+        };
+        assert_eq!((&*keys.key_id, &*keys.secret_key), ("KEY", "a\\b\"c#d;e"));
+        assert_eq!(profile.describe().unwrap(), "the profile keys");
+        let builder = profile.apply(AmazonS3Builder::new()).unwrap();
+        let setting = |key| builder.get_config_value(&key);
+        assert_eq!(setting(AmazonS3ConfigKey::Region).unwrap(), "eu-north-1");
+        assert_eq!(
+            setting(AmazonS3ConfigKey::Endpoint).unwrap(),
+            "http://127.0.0.1:1"
+        );
+        // The environment comes first.
+        let builder = AmazonS3Builder::new().with_region("us-east-2");
+        let builder = profile.apply(builder).unwrap();
+        let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
+        assert_eq!(region.unwrap(), "us-east-2");
+    }
+
+    #[test]
+    fn without_a_name_it_is_the_default_one_which_may_lack_credentials() {
+        let profile = read("", CONFIG, CREDENTIALS).unwrap().unwrap();
+        assert_eq!(profile.describe(), None);
+        assert!(read("", "", "").unwrap().is_none());
+    }
+
+    #[test]
+    fn a_profile_that_cannot_be_used_is_an_error_with_a_remedy() {
+        let absent = read("absent", CONFIG, CREDENTIALS).err().unwrap();
+        assert!(
+            absent.contains("the profile absent, which is not in /"),
+            "{absent}"
+        );
+        let broken = read("keys", "[profile keys]\nHIDDEN\n", "").err().unwrap();
+        assert!(
+            broken.contains("line ") && !broken.contains("HIDDEN"),
+            "{broken}"
+        );
+        let sso = read("sso", CONFIG, CREDENTIALS).unwrap().unwrap();
+        let error = sso.apply(AmazonS3Builder::new()).err().unwrap().to_string();
+        assert!(
+            error.contains("signs in by sso_session")
+                && error
+                    .contains("aws configure export-credentials --profile sso --format process"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_program_is_named_as_it_is_written() {
+        let profile = read("program", CONFIG, "").unwrap().unwrap();
+        assert!(matches!(profile.way(), Way::Program("cat \"/a b/c\"")));
+    }
+
+    #[test]
+    fn what_a_program_prints_is_checked_and_never_repeated() {
+        let printed = |rest: &str| {
+            let text = format!("{{\"AccessKeyId\": \"K\", \"SecretAccessKey\": \"HIDDEN\"{rest}}}");
+            credentials_in(text.as_bytes())
+        };
+        let (credential, lifetime) = printed(", \"Version\": 1").ok().unwrap();
+        assert_eq!((&*credential.key_id, lifetime.is_none()), ("K", true));
+        let whole =
+            ", \"Version\": 1, \"SessionToken\": \"T\", \"Expiration\": \"2100-01-01T00:00:00Z\"";
+        let (credential, lifetime) = printed(whole).ok().unwrap();
+        assert_eq!(credential.token.as_deref(), Some("T"));
+        let lifetime = lifetime.unwrap();
+        assert!(SystemTime::now() < lifetime.renewal && lifetime.renewal < lifetime.end);
+        for wrong in [
+            "",
+            ", \"Version\": 2",
+            ", \"Version\": 1, \"Expiration\": \"HIDDEN\"",
+        ] {
+            let error = printed(wrong).err().unwrap();
+            assert!(!error.contains("HIDDEN"), "{error}");
+        }
+    }
+}
