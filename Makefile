@@ -214,11 +214,13 @@ test: | browser prometheus ## all tests, Rust and Python
 	@PATH="$$PATH:$(PROMETHEUS)/usr/bin" COPREP_FAILPOINTS_BIN="$(FAILPOINTS_BIN)" \
 		tools/dev/run_tests.sh $(PY) $(TARGET)/test.log $(RUST_TESTS)
 
-# Tests that need no fault run on the GPU, the others beside the fake driver.
+# Tests that need no fault run on the GPU, the others beside the fake driver. They are built only where there is a GPU,
+# because that takes minutes.
 .PHONY: test-gpu
-test-gpu: $(VENV)/.package $(VENV)/.checks $(VENV)/.torch test-build ## the tests of batches on the GPU, on this machine's GPU if it has one
+test-gpu: $(VENV)/.package ## the tests of batches on the GPU, on this machine's GPU if it has one
 	@answer=$$($(VENV)/bin/coprep check-gpu 0); \
 	if [[ $$answer != *'"cuda"'* ]]; then echo "test-gpu: skipped, there is no GPU: $$answer"; exit 0; fi; \
+	$(MAKE) --no-print-directory $(VENV)/.checks $(VENV)/.torch test-build; \
 	COPREP_TEST_REAL_GPU=1 $(filter-out $(FAILPOINTS),$(RUST_TESTS)) -p coprep-device; \
 	COPREP_TEST_REAL_GPU=1 $(PY) -m pytest -q --timeout=180 tests/end_to_end/device
 
