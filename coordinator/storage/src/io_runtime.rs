@@ -133,3 +133,28 @@ fn cpu_since_counted() -> u64 {
     let before = COUNTED.replace(now);
     u64::try_from(now.saturating_sub(before).as_nanos()).unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_on_an_io_thread_reaches_the_thread_that_waits() {
+        let io = IoRuntime::start().unwrap();
+        let panics = || io.run::<()>(async { std::panic::resume_unwind(Box::new("a defect")) });
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics));
+        assert_eq!(caught.unwrap_err().downcast_ref(), Some(&"a defect"));
+        assert_eq!(io.run(async { 1 }), Some(1), "its thread goes on");
+    }
+
+    #[test]
+    fn a_wait_for_an_io_thread_ends_with_the_process() {
+        let io = IoRuntime::start().unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| io.run(std::future::pending::<()>()));
+            io.stop();
+            assert_eq!(waits.join().unwrap(), None);
+        });
+        assert_eq!(io.run(std::future::pending::<()>()), None);
+    }
+}
