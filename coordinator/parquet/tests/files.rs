@@ -311,7 +311,6 @@ fn files_that_cannot_be_used_are_named_with_a_remedy() {
 #[test]
 fn dates_and_times_of_older_writers_are_no_labels() {
     for converted in [
-        ConvertedType::DECIMAL,
         ConvertedType::DATE,
         ConvertedType::TIME_MILLIS,
         ConvertedType::TIME_MICROS,
@@ -322,9 +321,8 @@ fn dates_and_times_of_older_writers_are_no_labels() {
             ConvertedType::DATE | ConvertedType::TIME_MILLIS => PhysicalType::INT32,
             _ => PhysicalType::INT64,
         };
-        let label = SchemaType::primitive_type_builder("label", physical)
-            .with_converted_type(converted)
-            .with_precision(i32::from(converted == ConvertedType::DECIMAL) * 9);
+        let label =
+            SchemaType::primitive_type_builder("label", physical).with_converted_type(converted);
         let image = SchemaType::primitive_type_builder("image", PhysicalType::BYTE_ARRAY);
         let fields = vec![
             Arc::new(image.build().unwrap()),
