@@ -224,11 +224,15 @@ test: | browser prometheus ## all tests, Rust and Python
 	@$(MAKE) --no-print-directory --jobs=3 test-prerequisites
 	@PATH="$$PATH:$(PROMETHEUS)/usr/bin" tools/dev/run_tests.sh $(PY) $(TARGET)/test.log $(RUST_TESTS)
 
-# Tests that need no fault run on the GPU, the others beside the fake driver.
+# Tests that need no fault run on the GPU, the others beside the fake driver. They are built only where there is a driver,
+# because that takes minutes.
 .PHONY: test-gpu
-test-gpu: $(VENV)/.test-package $(VENV)/.checks $(VENV)/.torch ## the tests of batches on the GPU, on this machine's GPU if it has one
-	@answer=$$($(VENV)/bin/coprep check-gpu 0); \
-	if [[ $$answer != *'"cuda"'* ]]; then echo "test-gpu: skipped, there is no GPU: $$answer"; exit 0; fi; \
+test-gpu: $(VENV)/.base ## the tests of batches on the GPU, on this machine's GPU if it has one
+	@skip() { echo "test-gpu: skipped, there is no GPU: $$1"; exit 0; }; \
+	$(PY) -c "import ctypes; ctypes.CDLL('libcuda.so.1')" 2>/dev/null || skip "there is no libcuda.so.1, the driver's library"; \
+	$(MAKE) --no-print-directory $(VENV)/.test-package $(VENV)/.checks $(VENV)/.torch; \
+	answer=$$($(VENV)/bin/coprep check-gpu 0); \
+	[[ $$answer == *'"cuda"'* ]] || skip "$$answer"; \
 	COPREP_TEST_REAL_GPU=1 $(filter-out $(FAILPOINTS),$(RUST_TESTS)) -p coprep-device; \
 	COPREP_TEST_REAL_GPU=1 $(PY) -m pytest -q --timeout=180 tests/end_to_end/device
 

@@ -7,9 +7,10 @@ use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use coprep_client::control;
+use coprep_client::{ErrorKind as ClientErrorKind, control};
 use coprep_device::{ComputeMode, Driver, ErrorKind, Gpu, NumaNode};
 use coprep_protocol::dataset_url::DatasetUrl;
+use coprep_protocol::message::Status;
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_shared_memory::memory;
 use serde::Serialize;
@@ -78,10 +79,12 @@ fn lines(f: &Finding) -> String {
 }
 
 fn examine(paths: &CoordinatorPaths) -> Vec<Finding> {
+    // It is asked once: a coordinator that hangs is waited for.
+    let status = control::status(paths, 0);
     let mut findings = vec![
         shared_memory(),
         free_memory(),
-        cache_budget(paths),
+        cache_budget(&status),
         dev_shm(),
         kernel(),
         page_maps(),
@@ -89,7 +92,7 @@ fn examine(paths: &CoordinatorPaths) -> Vec<Finding> {
         cpu_features(),
         descriptors(),
         socket_folder(paths),
-        coordinator(paths),
+        coordinator(paths, &status),
     ];
     findings.extend(gpus());
     findings
@@ -162,13 +165,20 @@ fn free_memory() -> Finding {
 
 /// Compares the budget of the caches with the available memory. The budget is that of the running coordinator, or of
 /// the one that a job of this environment would start.
-fn cache_budget(paths: &CoordinatorPaths) -> Finding {
+fn cache_budget(status: &coprep_client::Result<Status>) -> Finding {
     let check = "caches";
     let available = memory::available();
-    let (budget, reserved) = match control::status(paths, 0) {
+    let (budget, reserved) = match status {
         Ok(status) => {
             let reserved = status.caches.iter().map(|c| c.capacity).sum();
             (status.cache_budget, reserved)
+        }
+        Err(e) if *e.kind() != ClientErrorKind::Absent => {
+            return warning(
+                check,
+                "the coordinator does not say how much they may take",
+                "see the line of the coordinator",
+            );
         }
         // No coordinator runs. A job would start one with this environment.
         Err(_) => match std::env::var("COPREP_CACHE").map(|text| size::parse(&text)) {
@@ -343,9 +353,10 @@ fn socket_folder(paths: &CoordinatorPaths) -> Finding {
     }
 }
 
-fn coordinator(paths: &CoordinatorPaths) -> Finding {
+/// Checks that a coordinator that is there serves this user and this version.
+fn coordinator(paths: &CoordinatorPaths, status: &coprep_client::Result<Status>) -> Finding {
     let check = "coordinator";
-    match control::status(paths, 0) {
+    match status {
         Ok(status) => ok(
             check,
             format!(
@@ -354,7 +365,18 @@ fn coordinator(paths: &CoordinatorPaths) -> Finding {
                 status.streams.len()
             ),
         ),
-        Err(_) => ok(check, "none is running; the first job starts one"),
+        Err(e) if *e.kind() == ClientErrorKind::Absent => {
+            ok(check, "none is running; the first job starts one")
+        }
+        Err(e) => {
+            let why = e.source().map(|why| format!(": {why}"));
+            let found = format!("{}{}", e.context(), why.unwrap_or_default());
+            let end_it = format!(
+                "end its process, and the next job starts another one; its log is {}",
+                paths.log().display()
+            );
+            failure(check, found, e.remedy().unwrap_or(&end_it))
+        }
     }
 }
 
@@ -441,5 +463,41 @@ fn without_gpu(error: &coprep_device::Error) -> Finding {
                 error.remedy().unwrap_or_default(),
             )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn findings(paths: &CoordinatorPaths) -> [Finding; 2] {
+        let status = control::status(paths, 0);
+        [coordinator(paths, &status), cache_budget(&status)]
+    }
+
+    #[test]
+    fn only_a_coordinator_that_is_absent_is_said_not_to_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = CoordinatorPaths::at(folder.path().join("socket"));
+        let [absent, _] = findings(&paths);
+        assert!(absent.level == Level::Ok && absent.found.contains("none is running"));
+        let listener = UnixListener::bind(&paths.socket).unwrap();
+        let other_program = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            socket
+                .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                .unwrap();
+            // The other side reads to the end before this one is closed.
+            let _ = std::io::copy(&mut socket, &mut std::io::sink());
+        });
+        let [found, caches] = findings(&paths);
+        other_program.join().unwrap();
+        assert!(found.level == Level::Failure, "{}", found.found);
+        assert!(!found.found.contains("none is running"), "{}", found.found);
+        assert!(!found.remedy.is_empty());
+        assert!(caches.level == Level::Warning, "{}", caches.found);
     }
 }

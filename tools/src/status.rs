@@ -78,7 +78,12 @@ fn drop_all(paths: &CoordinatorPaths) -> Outcome<u64> {
 
 /// Frees the caches of a dataset. `named` is its name as `status` shows it, or any path of its folder.
 fn drop_of_dataset(paths: &CoordinatorPaths, named: &str) -> Outcome<u64> {
-    let Status { caches, disk, .. } = control::status(paths, 0)?;
+    let Status {
+        caches,
+        disk,
+        streams,
+        ..
+    } = control::status(paths, 0)?;
     let of = |name: &str| {
         caches
             .iter()
@@ -94,14 +99,27 @@ fn drop_of_dataset(paths: &CoordinatorPaths, named: &str) -> Outcome<u64> {
     }
     let found = of(&name);
     if found.is_empty() && !is_on_disk(&name) {
-        return Err(no_cache_of(named, &caches).into());
+        let in_memory = caches.iter().map(|c| c.dataset.as_str());
+        let names = in_memory.chain(on_disk.iter().map(|c| c.dataset.as_str()));
+        return Err(no_cache_of(named, names.collect()).into());
     }
+    let in_use =
+        format!("the cache of {name} is in use: it can be dropped when its jobs have ended");
     if !found.is_empty() && found.iter().all(|c| c.users > 0) {
-        let text =
-            format!("the cache of {name} is in use: it can be dropped when its jobs have ended");
+        return Err(in_use.into());
+    }
+    let bytes = control::drop_caches(paths, Some(name.clone()))?;
+    // A file has some bytes, so that nothing was removed.
+    if bytes == 0 && is_on_disk(&name) {
+        if streams.iter().any(|s| s.dataset == name) {
+            return Err(in_use.into());
+        }
+        let text = format!(
+            "the file of {name} in the disk cache cannot be removed: the coordinator's log says why"
+        );
         return Err(text.into());
     }
-    Ok(control::drop_caches(paths, Some(name))?)
+    Ok(bytes)
 }
 
 /// Returns the name that `status` shows for a path or URL.
@@ -122,8 +140,7 @@ fn dataset_name(named: &str) -> Outcome<String> {
 }
 
 /// Says that a dataset has no cache, and names the datasets that have one.
-fn no_cache_of(named: &str, caches: &[CacheStatus]) -> String {
-    let mut names: Vec<&str> = caches.iter().map(|c| c.dataset.as_str()).collect();
+fn no_cache_of(named: &str, mut names: Vec<&str>) -> String {
     names.sort_unstable();
     names.dedup();
     match names.as_slice() {
@@ -539,6 +556,18 @@ mod tests {
             gpus: vec![gpu],
             ..Status::default()
         }
+    }
+
+    #[test]
+    fn each_dataset_with_a_cache_is_named_once() {
+        assert_eq!(
+            no_cache_of("x", vec!["b", "a", "b"]),
+            "no cache of x; there are: a, b"
+        );
+        assert_eq!(
+            no_cache_of("x", Vec::new()),
+            "no cache of x; there are no caches"
+        );
     }
 
     #[test]

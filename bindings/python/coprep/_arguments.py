@@ -169,7 +169,8 @@ def check_workers(
         raise ValueError(
             f"num_workers option should be non-negative, and it is {num_workers}; 0 makes samples in this process"
         )
-    optional("timeout", timeout, Real, "a number of seconds")
+    if not isinstance(timeout, Real):
+        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}; 0 means the default")
     # Written so that NaN is refused as well.
     if not timeout >= 0:
         raise ValueError(f"timeout option should be non-negative, and it is {timeout}; 0 means the default")

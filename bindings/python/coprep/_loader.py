@@ -659,9 +659,15 @@ class DataLoader(TorchInterface, Generic[T_co]):
         resume = _state.from_dict(
             state, seed=self._options.seed, draws=self._options.draws, has_own_order=self._own_order is not None
         )
-        before, self._closed = self._loader, False
+        before, resumed_before = self._loader, self._resume
         self._resume = resume
-        self._loader = self._connect()
+        try:
+            self._loader = self._connect()
+        except BaseException:
+            # The loader is as it was, and may be closed.
+            self._resume = resumed_before
+            raise
+        self._closed = False
         if before is not None:
             # The old one is closed only now, because it stays in use if the new one cannot be made.
             before.close()

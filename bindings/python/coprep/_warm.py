@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coprep import _coprep
+from coprep._arguments import is_iterable_dataset
 from coprep._loader import DataLoader
 from coprep._ranks import GivenRank
 from coprep._run import run_script
@@ -124,7 +125,11 @@ def _why_not(loader: DataLoader) -> str | None:
     """Returns the reason why the loader's samples cannot be cached before the job comes, or ``None``."""
     options = loader._options
     if loader._private is not None:
+        if is_iterable_dataset(loader.dataset):
+            return "it shares nothing with other jobs, because its dataset is an IterableDataset"
         return "it shares nothing with other jobs, because of its sampler"
+    if loader._iterated is not None:
+        return "nothing of it is cached, because its dataset is an IterableDataset: jobs share the batches as they come"
     if options.cache == "off":
         return 'it has cache="off"'
     if options.lru:

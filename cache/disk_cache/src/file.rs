@@ -101,10 +101,19 @@ pub struct DiskUsage {
 pub enum Lookup {
     /// The sample was read, and its bytes are those that were written.
     Hit,
-    /// The sample is not there.
+    /// The sample is not there, or there is no memory to read it.
     Absent,
     /// The sample could not be read, or its bytes are not those that were written. It was dropped by this call.
     Dropped,
+}
+
+/// A buffer for a sample that is read.
+enum Buffer<'a> {
+    Of(&'a mut [u8]),
+    /// The sample has another length than was asked for.
+    OtherLength,
+    /// There is no memory for it.
+    NoMemory,
 }
 
 impl DiskCache {
@@ -225,28 +234,42 @@ impl DiskCache {
     pub fn read(&self, id: u32, into: &mut Vec<u8>) -> Lookup {
         self.look_up(id, |len| {
             into.clear();
-            into.try_reserve_exact(len).ok()?;
+            if into.try_reserve_exact(len).is_err() {
+                return Buffer::NoMemory;
+            }
             into.resize(len, 0);
-            Some(into.as_mut_slice())
+            Buffer::Of(into.as_mut_slice())
         })
     }
 
     /// Reads a sample into a buffer of exactly its length. A sample of another length is not what was asked for, and is
     /// dropped.
     pub fn read_into(&self, id: u32, into: &mut [u8]) -> Lookup {
-        self.look_up(id, |len| (into.len() == len).then_some(into))
+        self.look_up(id, |len| {
+            if into.len() == len {
+                Buffer::Of(into)
+            } else {
+                Buffer::OtherLength
+            }
+        })
     }
 
-    fn look_up<'a>(&self, id: u32, room: impl FnOnce(usize) -> Option<&'a mut [u8]>) -> Lookup {
+    /// Reads a sample into the buffer that `buffer` returns for its length.
+    fn look_up<'a>(&self, id: u32, buffer: impl FnOnce(usize) -> Buffer<'a>) -> Lookup {
         let Some(placed) = self.state().placed(id) else {
             return Lookup::Absent;
         };
         // `longest` bounds the length, which therefore fits.
-        let is_intact = room(placed.entry.len as usize).is_some_and(|into| {
-            let at = self.layout.payloads_at as u64 + placed.entry.offset;
-            self.file.read_exact_at(into, at).is_ok()
-                && payload_checksum(into) == placed.entry.payload_checksum
-        });
+        let is_intact = match buffer(placed.entry.len as usize) {
+            // The sample is as good as before, and there may be memory the next time.
+            Buffer::NoMemory => return Lookup::Absent,
+            Buffer::OtherLength => false,
+            Buffer::Of(into) => {
+                let at = self.layout.payloads_at as u64 + placed.entry.offset;
+                self.file.read_exact_at(into, at).is_ok()
+                    && payload_checksum(into) == placed.entry.payload_checksum
+            }
+        };
         if is_intact {
             return Lookup::Hit;
         }
@@ -458,4 +481,28 @@ fn whole(file: &File, options: &DiskOptions) -> io::Result<Option<SegmentLayout>
         (is_it && header.samples == options.samples).then_some(layout)
     });
     Ok(layout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_that_finds_no_memory_is_kept() {
+        let scratch = tempfile::tempdir().unwrap();
+        let folder = DiskFolder::open(&scratch.path().join("cache")).unwrap();
+        let options = DiskOptions {
+            fingerprint: 1,
+            samples: 2,
+            capacity: 4096,
+            most: 1 << 20,
+            longest: 2000,
+        };
+        let (cache, _) = DiskCache::open(&folder, &options).unwrap();
+        assert!(cache.write(1, b"intact").unwrap());
+        assert_eq!(cache.look_up(1, |_| Buffer::NoMemory), Lookup::Absent);
+        let mut bytes = Vec::new();
+        assert_eq!(cache.read(1, &mut bytes), Lookup::Hit);
+        assert_eq!(bytes, b"intact");
+    }
 }

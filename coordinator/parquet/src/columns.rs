@@ -86,10 +86,21 @@ fn is_text(column: &ColumnDescriptor) -> bool {
 
 /// Returns `true` if values are stored as integers but are something else, such as dates.
 fn is_other_number(column: &ColumnDescriptor) -> bool {
-    !matches!(
+    let is_integer = matches!(
         column.logical_type_ref(),
         None | Some(LogicalType::Integer { .. })
-    ) || matches!(column.converted_type(), ConvertedType::DECIMAL)
+    );
+    // Older writers, such as those of Spark and Hive, give the converted type alone.
+    let is_converted = matches!(
+        column.converted_type(),
+        ConvertedType::DECIMAL
+            | ConvertedType::DATE
+            | ConvertedType::TIME_MILLIS
+            | ConvertedType::TIME_MICROS
+            | ConvertedType::TIMESTAMP_MILLIS
+            | ConvertedType::TIMESTAMP_MICROS
+    );
+    !is_integer || is_converted
 }
 
 pub(crate) fn is_unsigned(column: &ColumnDescriptor) -> bool {
@@ -107,6 +118,9 @@ fn kind(column: &ColumnDescriptor) -> String {
     match column.logical_type_ref() {
         _ if is_text(column) => "text".into(),
         Some(logical) => format!("{logical:?}").to_lowercase(),
+        None if column.converted_type() != ConvertedType::NONE => {
+            format!("{:?}", column.converted_type()).to_lowercase()
+        }
         None => format!("{:?}", column.physical_type()).to_lowercase(),
     }
 }

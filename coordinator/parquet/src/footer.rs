@@ -168,7 +168,10 @@ impl FooterReader<'_> {
         tail: &Tail,
     ) -> Result<Option<GroupFooter>, FileFault> {
         let rows = group.num_rows();
-        if !(0..=MOST_ROWS).contains(&rows) {
+        if rows < 0 {
+            return Err(FileFault::damaged(format!("it has {rows} rows")));
+        }
+        if rows > MOST_ROWS {
             let what = format!("it has {rows} rows, more than {MOST_ROWS}");
             return Err(FileFault::new(what, SMALLER_GROUPS));
         }
@@ -237,10 +240,10 @@ impl FooterReader<'_> {
                 "write it uncompressed, or by snappy, zstd, gzip or lz4",
             ));
         }
-        // A dictionary page lies before all pages with values.
-        let at = chunk
-            .dictionary_page_offset()
-            .unwrap_or(chunk.data_page_offset());
+        // A dictionary page lies before all pages with values. Some older writers say 0 where there is none: no page lies
+        // there, because a file begins with its magic number.
+        let dictionary_at = chunk.dictionary_page_offset().filter(|&at| at != 0);
+        let at = dictionary_at.unwrap_or(chunk.data_page_offset());
         let (len, decompressed) = (chunk.compressed_size(), chunk.uncompressed_size());
         let largest = len.max(decompressed);
         if largest > 0 && largest.unsigned_abs() > self.most {

@@ -7,12 +7,16 @@ use std::sync::Arc;
 use coprep_parquet::{MOST_CHUNK, OpenParquet, ReadFailure, open, open_within};
 use coprep_protocol::spec::ParquetFiles;
 use coprep_storage::{Error, ErrorKind, ObjectTable, local_identity};
-use parquet::basic::{Compression, GzipLevel, ZstdLevel};
+use parquet::basic::{Compression, ConvertedType, GzipLevel, Type as PhysicalType, ZstdLevel};
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
-use parquet::file::metadata::KeyValue;
+use parquet::file::metadata::{
+    ColumnChunkMetaData, KeyValue, ParquetMetaDataReader, ParquetMetaDataWriter, RowGroupMetaData,
+    RowGroupMetaDataBuilder,
+};
 use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder, WriterVersion};
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
+use parquet::schema::types::Type as SchemaType;
 
 const NESTED: &str = "message m { optional group image { optional binary bytes; optional binary path (STRING); } optional int64 label; }";
 const HUGGING_FACE: &str =
@@ -302,6 +306,87 @@ fn files_that_cannot_be_used_are_named_with_a_remedy() {
         let text = Files::of(&[content]).refused(image, label);
         assert!(text.contains(part), "{part}: {text}");
     }
+}
+
+#[test]
+fn dates_and_times_of_older_writers_are_no_labels() {
+    for converted in [
+        ConvertedType::DATE,
+        ConvertedType::TIME_MILLIS,
+        ConvertedType::TIME_MICROS,
+        ConvertedType::TIMESTAMP_MILLIS,
+        ConvertedType::TIMESTAMP_MICROS,
+    ] {
+        let physical = match converted {
+            ConvertedType::DATE | ConvertedType::TIME_MILLIS => PhysicalType::INT32,
+            _ => PhysicalType::INT64,
+        };
+        let label =
+            SchemaType::primitive_type_builder("label", physical).with_converted_type(converted);
+        let image = SchemaType::primitive_type_builder("image", PhysicalType::BYTE_ARRAY);
+        let fields = vec![
+            Arc::new(image.build().unwrap()),
+            Arc::new(label.build().unwrap()),
+        ];
+        let schema = SchemaType::group_type_builder("m").with_fields(fields);
+        let schema = Arc::new(schema.build().unwrap());
+        let properties = Arc::new(WriterProperties::builder().build());
+        let file = SerializedFileWriter::new(Vec::new(), schema, properties).unwrap();
+        let text = Files::of(&[file.into_inner().unwrap()]).refused("image", Some("label"));
+        let said = format!("holds {converted:?}, and labels are integers").to_lowercase();
+        assert!(text.contains(&said), "{said}: {text}");
+    }
+}
+
+/// Returns a file whose only row group is described by another footer.
+fn with_footer(
+    content: &[u8],
+    change: impl Fn(RowGroupMetaDataBuilder, Vec<ColumnChunkMetaData>) -> RowGroupMetaData,
+) -> Vec<u8> {
+    let content = bytes::Bytes::copy_from_slice(content);
+    let meta = ParquetMetaDataReader::new()
+        .parse_and_finish(&content)
+        .unwrap();
+    let group = meta.row_group(0).clone();
+    let columns = group.columns().to_vec();
+    let group = change(group.into_builder(), columns);
+    let meta = meta.into_builder().set_row_groups(vec![group]).build();
+    let end: [u8; 8] = *content.last_chunk().unwrap();
+    let footer = u32::from_le_bytes(*end.first_chunk().unwrap()) as usize + end.len();
+    let mut changed = content[..content.len() - footer].to_vec();
+    ParquetMetaDataWriter::new(&mut changed, &meta)
+        .finish()
+        .unwrap();
+    changed
+}
+
+#[test]
+fn a_negative_number_of_rows_is_damage() {
+    let content = written(WriterProperties::builder(), &groups(1, 30));
+    let damaged = with_footer(&content, |group, _| group.set_num_rows(-1).build().unwrap());
+    let text = Files::of(&[damaged]).refused("image", None);
+    assert!(
+        text.contains("row group 0: it has -1 rows") && !text.contains("smaller row groups"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_dictionary_page_at_0_is_none() {
+    let properties = WriterProperties::builder().set_dictionary_enabled(false);
+    let content = written(properties, &groups(1, 30));
+    let with_zero = with_footer(&content, |group, columns| {
+        let zero = |column: ColumnChunkMetaData| {
+            let column = column.into_builder();
+            column.set_dictionary_page_offset(Some(0)).build().unwrap()
+        };
+        let columns = columns.into_iter().map(zero).collect();
+        group.set_column_metadata(columns).build().unwrap()
+    });
+    let (opened, objects) = Files::of(&[with_zero])
+        .open("image", Some("label"))
+        .unwrap();
+    assert_eq!(read(&opened, &objects, 3).unwrap(), image(3));
 }
 
 #[test]

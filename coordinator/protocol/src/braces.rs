@@ -153,9 +153,15 @@ fn steps(from: i64, to: i64, step: i64, show: impl Fn(i64) -> String) -> Vec<Str
     // As in bash, a step of 0 counts as 1.
     let size = step.unsigned_abs().max(1);
     let count = (from.abs_diff(to) / size).min(MOST_NAMES as u64);
+    // Offsets go up to the whole range of 64 bits, which a signed number does not hold. No offset is beyond `to`, so
+    // nothing wraps.
     let at = |i: u64| {
-        let off = (i * size) as i64;
-        if to >= from { from + off } else { from - off }
+        let offset = i * size;
+        if to >= from {
+            from.wrapping_add_unsigned(offset)
+        } else {
+            from.wrapping_sub_unsigned(offset)
+        }
     };
     (0..=count).map(|i| show(at(i))).collect()
 }
@@ -183,6 +189,19 @@ mod tests {
         );
         assert_eq!(expanded("{1..10}")[9], "10");
         assert_eq!(expanded("{01..10}")[0], "01");
+    }
+
+    #[test]
+    fn ranges_may_span_all_numbers() {
+        let all = "{-9223372036854775808..9223372036854775807..9000000000000000000}";
+        let up = [
+            "-9223372036854775808",
+            "-223372036854775808",
+            "8776627963145224192",
+        ];
+        assert_eq!(expanded(all), up);
+        let down = "{9223372036854775807..-9223372036854775808..-9223372036854775808}";
+        assert_eq!(expanded(down), ["9223372036854775807", "-1"]);
     }
 
     #[test]

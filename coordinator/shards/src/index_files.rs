@@ -61,7 +61,7 @@ impl IndexFolder {
         };
         let kept = index
             .to_bytes()
-            .and_then(|bytes| write(&path, &bytes, 0o600).map_err(|e| e.to_string()));
+            .and_then(|bytes| write(&path, &bytes, Readers::User).map_err(|e| e.to_string()));
         if let Err(error) = kept {
             tracing::warn!(path = %path.display(), error, "an index cannot be kept");
         }
@@ -80,12 +80,27 @@ pub(crate) fn read(path: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Writes a file in one step: nobody sees a part of it, also if two processes write it at the same time.
-pub(crate) fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+/// The users who may read a file.
+#[derive(Clone, Copy)]
+pub(crate) enum Readers {
+    /// The user who writes it, alone.
+    User,
+    /// All users.
+    All,
+}
+
+/// Writes a file in one step: nobody sees a part of it, also if two processes write it at the same time. A folder that
+/// is missing is made for the same readers.
+pub(crate) fn write(path: &Path, bytes: &[u8], readers: Readers) -> io::Result<()> {
+    // The kernel takes the user's mask away from the mode of a folder, as with `mkdir`.
+    let (folder_mode, mode) = match readers {
+        Readers::User => (0o700, 0o600),
+        Readers::All => (0o777, 0o644),
+    };
     let folder = path.parent().unwrap_or(Path::new("."));
     DirBuilder::new()
         .recursive(true)
-        .mode(0o700)
+        .mode(folder_mode)
         .create(folder)?;
     // In the same folder, since a file can be renamed only within its file system.
     let mut file = NamedTempFile::new_in(folder)?;
@@ -134,6 +149,21 @@ mod tests {
         assert_eq!(files.len(), 1);
         let mode = |path: &Path| path.metadata().expect("it is there").permissions().mode() & 0o777;
         assert_eq!((mode(&root), mode(&files[0].path())), (0o700, 0o600));
+    }
+
+    #[test]
+    fn a_file_for_all_users_lies_in_a_folder_for_all_users() {
+        let scratch = tempfile::tempdir().expect("a folder");
+        let mode = |path: &Path| path.metadata().expect("it is there").permissions().mode() & 0o777;
+        // A folder that is made without further ado shows the mask of this process.
+        let usual = scratch.path().join("usual");
+        std::fs::create_dir(&usual).expect("it is made");
+        let file = scratch.path().join("new/folder/x.tar.coprep");
+        write(&file, b"x", Readers::All).expect("it is written");
+        for folder in file.ancestors().skip(1).take(2) {
+            assert_eq!(mode(folder), mode(&usual), "{}", folder.display());
+        }
+        assert_eq!(mode(&file), 0o644);
     }
 
     #[test]

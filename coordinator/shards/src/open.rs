@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::dali::DaliIndex;
 use crate::index::{ShardIdentity, ShardIndex};
-use crate::index_files::{self, IndexFolder};
+use crate::index_files::{self, IndexFolder, Readers};
 use crate::locate::{FilesBeside, Shard};
 use crate::samples::{SampleParts, SampleTable, UNKNOWN_CHECKSUM};
 use crate::scan::{EarlyImages, ReadSizes, ScanMemory, ShardReader};
@@ -254,7 +254,7 @@ pub fn write_indexes(
         };
         let bytes = index.to_bytes().map_err(failed)?;
         // An index is copied beside its shard, where whoever reads the shard has to read it too.
-        index_files::write(file, &bytes, 0o644).map_err(|e| failed(e.to_string()))?;
+        index_files::write(file, &bytes, Readers::All).map_err(|e| failed(e.to_string()))?;
     }
     let shards = indexes.iter();
     Ok(IndexSummary {

@@ -270,14 +270,16 @@ impl DiskTier {
     /// Removes the files that no stream uses: those of one dataset, or all. Returns their bytes.
     pub(crate) fn drop_unused(&self, name: Option<&str>) -> u64 {
         let _opening = lock(&self.opening);
-        let open = self.open_files();
-        let named = |file: &StoredFile| {
-            let disk = open.iter().find(|d| d.fingerprint == file.fingerprint);
-            name.is_none_or(|name| disk.is_some_and(|disk| disk.dataset == name))
-        };
-        let files = files(&self.folder).unwrap_or_default();
-        let files: Vec<StoredFile> = files.into_iter().filter(named).collect();
-        drop(open);
+        // Before the table is locked, which status and each opening look into.
+        let mut files = files(&self.folder).unwrap_or_default();
+        if let Some(name) = name {
+            let open = self.open_files();
+            let is_named = |file: &StoredFile| {
+                let disk = open.iter().find(|d| d.fingerprint == file.fingerprint);
+                disk.is_some_and(|disk| disk.dataset == name)
+            };
+            files.retain(is_named);
+        }
         let gone = files
             .into_iter()
             .filter(|file| self.remove_unused(file.fingerprint));

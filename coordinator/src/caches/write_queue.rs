@@ -38,12 +38,13 @@ pub(super) struct WriteQueue<W> {
     state: Mutex<QueueState<W>>,
     /// Signals that a write was added, or the end.
     more: Condvar,
-    /// Signals that a write is over.
+    /// Signals that a write begins or is over.
     less: Condvar,
 }
 
 struct QueueState<W> {
     waiting: VecDeque<W>,
+    /// Bytes of the writes that wait.
     bytes: u64,
     is_writing: bool,
     is_stopped: bool,
@@ -73,7 +74,7 @@ impl<W: PendingWrite> WriteQueue<W> {
     pub(super) fn push(&self, write: W, when_full: WhenFull) -> bool {
         let bytes = write.bytes();
         let mut state = self.state();
-        // A write that is larger than the whole queue goes into an empty one.
+        // A write that is larger than the whole queue goes into it when no other one waits.
         while state.bytes > 0 && state.bytes.saturating_add(bytes) > MOST_BYTES {
             if when_full == WhenFull::Drop || state.is_stopped {
                 return false;
@@ -104,8 +105,10 @@ impl<W: PendingWrite> WriteQueue<W> {
                 continue;
             };
             state.is_writing = true;
-            let bytes = write.bytes();
+            state.bytes -= write.bytes();
             drop(state);
+            // The next write takes the place of this one while it is carried out.
+            self.less.notify_all();
             // One thread writes for all datasets, so it must outlive a panic over one sample.
             if catch_unwind(AssertUnwindSafe(|| write.write())).is_err() {
                 tracing::error!(
@@ -114,7 +117,6 @@ impl<W: PendingWrite> WriteQueue<W> {
             }
             state = self.state();
             state.is_writing = false;
-            state.bytes -= bytes;
             self.less.notify_all();
         }
     }
@@ -190,8 +192,9 @@ mod tests {
         let writer = std::thread::spawn(move || writing.run());
         let (waiting, patient) = (queue.clone(), write(2, 1, &done));
         let waiter = std::thread::spawn(move || waiting.push(patient, WhenFull::Wait));
-        open.send(()).unwrap();
+        // It has room as soon as the first write begins, which ends only later.
         assert!(waiter.join().unwrap());
+        open.send(()).unwrap();
         // A panic ends one write.
         assert!(queue.push(write(13, 1, &done), WhenFull::Wait));
         assert!(queue.push(write(4, 1, &done), WhenFull::Wait));

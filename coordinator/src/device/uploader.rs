@@ -34,6 +34,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest time to open a ring: the driver is loaded, a context made and the staging area pinned.
 const LONGEST_OPENING: Duration = Duration::from_secs(60);
 
+/// Reason to end a process whose answer about a ring makes no sense.
+const OPENED_WRONGLY: &str = "opened a ring wrongly";
+
 /// Everything that an uploader needs to open a ring.
 pub(crate) struct RingOffer {
     pub(crate) fields: Vec<Field>,
@@ -123,18 +126,7 @@ impl Uploader {
 
     fn start_program(program: PathBuf, uuid: &str, environment: Environment) -> Result<Arc<Self>> {
         let (commands, receiver) = channel();
-        let mut supervisor = Supervisor {
-            program,
-            uuid: uuid.to_owned(),
-            environment,
-            commands: commands.clone(),
-            rings: BTreeMap::new(),
-            process: None,
-            processes: 0,
-            failures: 0,
-            next_start: None,
-            gave_up: None,
-        };
+        let mut supervisor = Supervisor::new(program, uuid, environment, commands.clone());
         std::thread::Builder::new()
             .name("uploader".into())
             .spawn(move || supervisor.run(&receiver))
@@ -208,6 +200,26 @@ enum RingState {
 }
 
 impl Supervisor {
+    fn new(
+        program: PathBuf,
+        uuid: &str,
+        environment: Environment,
+        commands: CommandSender<Command>,
+    ) -> Self {
+        Supervisor {
+            program,
+            uuid: uuid.to_owned(),
+            environment,
+            commands,
+            rings: BTreeMap::new(),
+            process: None,
+            processes: 0,
+            failures: 0,
+            next_start: None,
+            gave_up: None,
+        }
+    }
+
     fn run(&mut self, commands: &Receiver<Command>) {
         loop {
             match self.next(commands) {
@@ -344,6 +356,10 @@ impl Supervisor {
                 },
                 descriptors,
             ) => {
+                // Before the owner is told: with a wrong number, it would give jobs buffers that do not exist.
+                if !RING_BUFFERS.contains(&buffers) {
+                    return self.kill(OPENED_WRONGLY);
+                }
                 let opened =
                     self.opened(ring, descriptors, |memory, uploader_pid, sender, bell| {
                         OpenedRing {
@@ -357,8 +373,8 @@ impl Supervisor {
                             bell,
                         }
                     });
-                if !RING_BUFFERS.contains(&buffers) || opened.is_none() {
-                    self.kill("opened a ring wrongly");
+                if opened.is_none() {
+                    self.kill(OPENED_WRONGLY);
                 }
             }
             ProcessEvent::Ended(how) => self.ended(how),
@@ -531,6 +547,11 @@ mod tests {
         }
     }
 
+    /// Returns the state of a thread that nobody sends commands to.
+    fn supervisor(program: &str) -> Supervisor {
+        Supervisor::new(program.into(), "GPU-1", Vec::new(), channel().0)
+    }
+
     fn told_by(program: &str, is_offering: bool) -> String {
         let (told, receiver) = channel();
         let uploader = Uploader::start_program(program.into(), "GPU-1", Vec::new()).unwrap();
@@ -547,6 +568,31 @@ mod tests {
         let why = told_by("/bin/false", true);
         assert!(why.contains("has ended 4 times"), "{why}");
         assert!(why.contains("exit status: 1"), "{why}");
+    }
+
+    #[test]
+    fn a_ring_with_a_wrong_number_of_buffers_does_not_reach_its_owner() {
+        for (buffers, expected) in [(4, Some("opened")), (3, None), (1000, None)] {
+            let (told, receiver) = channel();
+            let mut supervisor = supervisor("/bin/cat");
+            let owner = Recorder {
+                told: Mutex::new(told),
+                is_offering: true,
+            };
+            supervisor.want(1, Arc::new(owner));
+            supervisor.start_if_due();
+            let opened = UploaderEvent::Opened {
+                ring: 1,
+                buffers,
+                bytes: 1 << 20,
+                why_bounced: None,
+                node: None,
+            };
+            let memory = std::fs::File::open("/dev/null").unwrap();
+            supervisor.heard(ProcessEvent::Said(opened, vec![memory.into()]));
+            assert_eq!(receiver.try_recv().ok().as_deref(), expected);
+            assert_eq!(supervisor.process.is_some(), expected.is_some());
+        }
     }
 
     #[test]

@@ -332,6 +332,11 @@ impl ObjectTable {
     /// If the object is missing, cannot be read, was replaced, or is longer than [`crate::MOST_BYTES`].
     pub fn read(&self, extent: Extent, into: &mut Vec<u8>) -> Result<(), Error> {
         if let Some(len) = extent.len {
+            if let ObjectHome::Remote(store) = self.home_of(extent.object) {
+                self.read_part_of(store, extent, &mut ReadTarget::Lent(into, Some(len.into())))?;
+                self.slow_down(into.len());
+                return Ok(());
+            }
             // Not cleared, so that bytes of the sample before are overwritten and not zeroed first.
             into.resize(len as usize, 0);
             return self.read_into(extent, into);
@@ -341,7 +346,7 @@ impl ObjectTable {
                 file::read(&path, into).map_err(|e| unreadable(path.display(), e))?;
             }
             ReadableObject::Remote(store, object) => {
-                store.read(&object, None, &mut ReadTarget::Growing(into))?;
+                store.read(&object, None, &mut ReadTarget::growing(into))?;
             }
         }
         self.slow_down(into.len());
@@ -360,7 +365,7 @@ impl ObjectTable {
             match self.readable(extent.object) {
                 ReadableObject::Local(path) => read_file_into(&path, into)?,
                 ReadableObject::Remote(store, object) => {
-                    store.read(&object, None, &mut ReadTarget::exact(into))?;
+                    store.read(&object, None, &mut ReadTarget::Exact(into))?;
                 }
             }
         }
@@ -368,26 +373,50 @@ impl ObjectTable {
         Ok(())
     }
 
-    /// Reads a part of an object. An object that was replaced is asked for once, and not once for each of its parts.
     fn read_part(&self, extent: Extent, into: &mut [u8]) -> Result<(), Error> {
-        // An empty range is not a range in HTTP.
         if into.is_empty() {
             return Ok(());
         }
-        let replaced = self.replaced.get(extent.object as usize);
+        match self.home_of(extent.object) {
+            ObjectHome::Local(root) => self.unless_replaced(extent.object, || {
+                let path = root.join(OsStr::from_bytes(&self.names.get(extent.object)));
+                let local = self.local_object(extent.object, &path);
+                self.open_files.read(&local, extent.at, into)
+            }),
+            ObjectHome::Remote(store) => {
+                self.read_part_of(store, extent, &mut ReadTarget::Exact(into))
+            }
+        }
+    }
+
+    fn read_part_of(
+        &self,
+        store: &RemoteStore,
+        extent: Extent,
+        target: &mut ReadTarget<'_>,
+    ) -> Result<(), Error> {
+        // An empty range is not a range in HTTP.
+        if extent.len == Some(0) {
+            target.fill(Vec::new());
+            return Ok(());
+        }
+        self.unless_replaced(extent.object, || {
+            store.read(&self.remote(extent.object), range(extent), target)
+        })
+    }
+
+    /// Reads a part of an object, unless the object is known to be replaced: such an object is asked for once, and not
+    /// once for each of its parts.
+    fn unless_replaced(
+        &self,
+        object: u32,
+        read: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let replaced = self.replaced.get(object as usize);
         if let Some(error) = replaced.and_then(OnceLock::get) {
             return Err(error.clone());
         }
-        let read = match self.readable(extent.object) {
-            ReadableObject::Local(path) => {
-                let local = self.local_object(extent.object, &path);
-                self.open_files.read(&local, extent.at, into)
-            }
-            ReadableObject::Remote(store, object) => {
-                store.read(&object, range(extent), &mut ReadTarget::exact(into))
-            }
-        };
-        read.inspect_err(|error| {
+        read().inspect_err(|error| {
             if let Some(replaced) = replaced.filter(|_| *error.kind() == ErrorKind::Changed) {
                 // Another thread may have found it at the same time, with the same result.
                 let _ = replaced.set(error.clone());

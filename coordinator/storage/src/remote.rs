@@ -5,6 +5,7 @@
 //! as long as the patience lasts.
 
 mod parts;
+mod reading;
 mod renewal;
 
 use std::ops::{ControlFlow, Range};
@@ -14,10 +15,10 @@ use std::time::{Duration, Instant};
 use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
 use futures_util::TryStreamExt;
 use futures_util::future::join_all;
+use object_store::ObjectStoreExt;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, GetResult, ObjectStore, ObjectStoreExt};
-use tokio::time::timeout;
 
+use self::reading::{Reading, Unread};
 use self::renewal::RenewableClient;
 
 use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
@@ -76,15 +77,6 @@ enum FailedTry {
     Store(FailedAnswer),
     /// The object cannot be read, or the read was given up.
     Final(Error),
-}
-
-/// Returns the options of a request for an object, or for a range of it, which must be the one that was listed.
-fn get_options(object: &ObjectRef, range: Option<Range<u64>>) -> GetOptions {
-    GetOptions {
-        if_match: object.etag.clone().filter(|etag| is_strong(etag)),
-        range: range.map(GetRange::Bounded),
-        ..GetOptions::default()
-    }
 }
 
 /// The tries of a request while a dataset is opened, for which a person waits.
@@ -302,10 +294,10 @@ impl RemoteStore {
     ) -> Result<(), Error> {
         let path = self.path(&object.key)?;
         self.patiently(object, || {
-            let reading = self.read_once(&path, object, range.clone(), target);
-            self.io
-                .block_on(reading)
-                .unwrap_or_else(|| Err(FailedTry::Final(self.stopped())))
+            let reading = self.reading(&path, object, range.clone(), target);
+            let read = self.io.run(reading.run());
+            let read = read.ok_or_else(|| FailedTry::Final(self.stopped()))?;
+            self.take(object, read, target)
         })
     }
 
@@ -358,7 +350,7 @@ impl RemoteStore {
         if end == 0 {
             return Ok(bytes);
         }
-        let mut target = ReadTarget::Growing(&mut bytes);
+        let mut target = ReadTarget::growing(&mut bytes);
         let range = Some(0..end);
         let mut read = self.read_for_seconds(object, range, &mut target).await;
         if let Err(FailedTry::Store(answer)) = &read
@@ -420,84 +412,52 @@ impl RemoteStore {
         range: Option<Range<u64>>,
         target: &mut ReadTarget<'_>,
     ) -> Result<(), FailedTry> {
-        let options = get_options(object, range);
-        let failed = |e: object_store::Error| self.failed(object, interpret(&e));
-        let client = self.client.get();
-        let got = client.get_opts(path, options).await.map_err(failed)?;
-        self.check(object, &got.meta).map_err(FailedTry::Final)?;
-        let length = got.range.end - got.range.start;
-        if length > MOST_BYTES {
-            let error = too_long(self.url(&object.key), MOST_BYTES);
-            return Err(FailedTry::Final(error));
-        }
-        let other_length =
-            || FailedTry::Final(self.changed(object, "has another length than in its listing"));
-        if !target.restart(length) {
-            return Err(other_length());
-        }
-        let range = got.range.clone();
-        let mut body = got.into_stream();
-        let mut pause = self.traffic.stragglers.wait();
-        loop {
-            let next = match pause {
-                Some(pause) => timeout(pause, body.try_next()).await,
-                None => Ok(body.try_next().await),
-            };
-            let Ok(next) = next else {
-                // Only once, because a body may be slow for good reasons.
-                pause = None;
-                if self.traffic.stragglers.may_send_second() {
-                    let rest = range.start + target.filled()..range.end;
-                    body = self.rest_of(path, object, rest).await?.into_stream();
-                }
-                continue;
-            };
-            let Some(part) = next.map_err(failed)? else {
-                break;
-            };
-            self.io.count_received(part.len() as u64);
-            self.traffic.count_received(part.len() as u64);
-            if !target.push(&part) {
-                return Err(other_length());
-            }
-        }
-        if target.filled() != length {
-            return Err(FailedTry::Store(FailedAnswer {
-                meaning: AnswerMeaning::Passing,
-                text: "the body of an answer ended early".into(),
-            }));
-        }
-        Ok(())
+        let reading = self.reading(path, object, range, target);
+        self.take(object, reading.run().await, target)
     }
 
-    /// Asks for a range of an object whose other bytes were read already.
-    async fn rest_of(
+    /// Returns a read that may run on an I/O thread.
+    fn reading(
         &self,
         path: &Path,
         object: &ObjectRef,
-        range: Range<u64>,
-    ) -> Result<GetResult, FailedTry> {
-        let options = get_options(object, Some(range.clone()));
-        let got = self.client.get().get_opts(path, options).await;
-        let got = got.map_err(|e| self.failed(object, interpret(&e)))?;
-        self.check(object, &got.meta).map_err(FailedTry::Final)?;
-        if got.range != range {
-            let error = self.changed(object, "has another length than in its listing");
-            return Err(FailedTry::Final(error));
+        range: Option<Range<u64>>,
+        target: &mut ReadTarget<'_>,
+    ) -> Reading {
+        Reading {
+            client: self.client.get(),
+            traffic: self.traffic.clone(),
+            path: path.clone(),
+            object: object.clone(),
+            range,
+            length: target.length(),
+            memory: target.lend(),
         }
-        Ok(got)
     }
 
-    /// Checks that an object is the one that was listed.
-    fn check(&self, object: &ObjectRef, found: &object_store::ObjectMeta) -> Result<(), Error> {
-        if object.size.is_some_and(|size| size != found.size) {
-            return Err(self.changed(object, "has another length than in its listing"));
-        }
-        let is_other = |etag: &String| found.e_tag.as_ref().is_some_and(|now| now != etag);
-        if object.etag.as_ref().is_some_and(is_other) {
-            return Err(self.changed(object, "was replaced since it was listed"));
-        }
+    /// Takes the result of a read.
+    fn take(
+        &self,
+        object: &ObjectRef,
+        read: Result<Vec<u8>, Unread>,
+        target: &mut ReadTarget<'_>,
+    ) -> Result<(), FailedTry> {
+        let bytes = read.map_err(|unread| self.unread(object, unread))?;
+        self.io.count_received(bytes.len() as u64);
+        target.fill(bytes);
         Ok(())
+    }
+
+    fn unread(&self, object: &ObjectRef, unread: Unread) -> FailedTry {
+        match unread {
+            Unread::Failed(e) => self.failed(object, interpret(&e)),
+            Unread::Changed(how) => FailedTry::Final(self.changed(object, how)),
+            Unread::TooLong => FailedTry::Final(too_long(self.url(&object.key), MOST_BYTES)),
+            Unread::EndedEarly => FailedTry::Store(FailedAnswer {
+                meaning: AnswerMeaning::Passing,
+                text: "the body of an answer ended early".into(),
+            }),
+        }
     }
 
     fn failed(&self, object: &ObjectRef, answer: FailedAnswer) -> FailedTry {

@@ -1,55 +1,42 @@
 //! Where the bytes of a read go.
 
-/// Memory that a read fills: a buffer of exactly the length to read, or one that grows.
+/// Memory that a read fills. The bytes are read into memory of the read's own, because it runs on another thread, and
+/// then moved or copied.
 #[derive(Debug)]
 pub(crate) enum ReadTarget<'a> {
-    Exact { buffer: &'a mut [u8], filled: usize },
-    Growing(&'a mut Vec<u8>),
+    /// Memory of exactly the length to read, to which the bytes are copied.
+    Exact(&'a mut [u8]),
+    /// Memory that is lent to the read, and so takes the bytes without a copy. The length is `None` if the answer tells it.
+    Lent(&'a mut Vec<u8>, Option<u64>),
 }
 
 impl<'a> ReadTarget<'a> {
-    pub(crate) fn exact(buffer: &'a mut [u8]) -> Self {
-        ReadTarget::Exact { buffer, filled: 0 }
+    /// Returns memory for a read whose answer tells the length.
+    pub(crate) fn growing(memory: &'a mut Vec<u8>) -> Self {
+        ReadTarget::Lent(memory, None)
     }
 
-    /// Forgets everything that was read, and prepares for `length` bytes. Returns `false` if there is no room for them.
-    pub(crate) fn restart(&mut self, length: u64) -> bool {
+    /// Returns the length that a read must have, or `None` if any will do.
+    pub(crate) fn length(&self) -> Option<u64> {
         match self {
-            ReadTarget::Exact { buffer, filled } => {
-                *filled = 0;
-                buffer.len() as u64 == length
-            }
-            ReadTarget::Growing(buffer) => {
-                buffer.clear();
-                buffer.reserve(length as usize);
-                true
-            }
+            ReadTarget::Exact(buffer) => Some(buffer.len() as u64),
+            ReadTarget::Lent(_, length) => *length,
         }
     }
 
-    /// Adds bytes. Returns `false` if there is no room for them.
-    pub(crate) fn push(&mut self, bytes: &[u8]) -> bool {
+    /// Returns memory for the read.
+    pub(crate) fn lend(&mut self) -> Vec<u8> {
         match self {
-            ReadTarget::Exact { buffer, filled } => {
-                let Some(room) = buffer.get_mut(*filled..*filled + bytes.len()) else {
-                    return false;
-                };
-                room.copy_from_slice(bytes);
-                *filled += bytes.len();
-                true
-            }
-            ReadTarget::Growing(buffer) => {
-                buffer.extend_from_slice(bytes);
-                true
-            }
+            ReadTarget::Exact(_) => Vec::new(),
+            ReadTarget::Lent(memory, _) => std::mem::take(*memory),
         }
     }
 
-    /// Returns the number of bytes that were read.
-    pub(crate) fn filled(&self) -> u64 {
+    /// Takes the bytes of a read, which have the right [length](Self::length).
+    pub(crate) fn fill(&mut self, bytes: Vec<u8>) {
         match self {
-            ReadTarget::Exact { filled, .. } => *filled as u64,
-            ReadTarget::Growing(buffer) => buffer.len() as u64,
+            ReadTarget::Exact(buffer) => buffer.copy_from_slice(&bytes),
+            ReadTarget::Lent(memory, _) => **memory = bytes,
         }
     }
 }

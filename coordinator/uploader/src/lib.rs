@@ -26,7 +26,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use coprep_device::{Context, Driver, Gpu, NumaNode};
 use coprep_protocol::frame;
@@ -70,7 +70,7 @@ pub fn run(uuid: &str) -> Result<(), Error> {
             telling: Mutex::default(),
         }),
         gpu: None,
-        rings: HashMap::new(),
+        rings: ServedRings::default(),
     };
     loop {
         match frame::receive_despite_signals(&uploader.coordinator.socket) {
@@ -116,8 +116,31 @@ struct Uploader {
     coordinator: Arc<Coordinator>,
     /// The GPU, from the first ring on.
     gpu: Option<OpenGpu>,
-    /// For each ring that is open or being opened: `true` once it is to be closed.
-    rings: HashMap<u64, Arc<AtomicBool>>,
+    rings: ServedRings,
+}
+
+/// The rings that are open or being opened. For each: `true` once it is to be closed.
+///
+/// The thread of a ring owns the flag, so that the ring is forgotten however the thread ends: no request to close it
+/// comes for one that was refused.
+#[derive(Default)]
+struct ServedRings(HashMap<u64, Weak<AtomicBool>>);
+
+impl ServedRings {
+    /// Adds a ring, and returns the flag for its thread.
+    fn add(&mut self, ring: u64) -> Arc<AtomicBool> {
+        self.0.retain(|_, is_closing| is_closing.strong_count() > 0);
+        let is_closing = Arc::new(AtomicBool::new(false));
+        self.0.insert(ring, Arc::downgrade(&is_closing));
+        is_closing
+    }
+
+    fn close(&mut self, ring: u64) {
+        let removed = self.0.remove(&ring);
+        if let Some(is_closing) = removed.and_then(|flag| flag.upgrade()) {
+            is_closing.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -137,11 +160,7 @@ impl Uploader {
                     self.coordinator.refuse(ring, why);
                 }
             }
-            UploaderRequest::Close { ring } => {
-                if let Some(is_closing) = self.rings.remove(&ring) {
-                    is_closing.store(true, Ordering::Relaxed);
-                }
-            }
+            UploaderRequest::Close { ring } => self.rings.close(ring),
         }
     }
 
@@ -153,8 +172,7 @@ impl Uploader {
             None => open_gpu(&self.uuid, request.budget).map_err(|e| e.to_string())?,
         };
         self.gpu = Some(gpu.clone());
-        let is_closing = Arc::new(AtomicBool::new(false));
-        self.rings.insert(request.ring, is_closing.clone());
+        let is_closing = self.rings.add(request.ring);
         let coordinator = self.coordinator.clone();
         let serve = move || {
             serve(&coordinator, &gpu, &request, descriptors, &is_closing);
@@ -210,4 +228,24 @@ fn open_gpu(uuid: &str, budget: u64) -> coprep_device::Result<OpenGpu> {
         budget: Budget::of(gpu.memory_bytes()?, budget),
         context: Context::retain(gpu)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_is_forgotten_when_its_thread_ends() {
+        let mut rings = ServedRings::default();
+        let open = rings.add(1);
+        // The thread of a ring that is refused ends, and nobody asks to close the ring.
+        drop(rings.add(2));
+        let other = rings.add(3);
+        assert_eq!(rings.0.len(), 2);
+        rings.close(1);
+        rings.close(2);
+        assert!(open.load(Ordering::Relaxed));
+        assert!(!other.load(Ordering::Relaxed));
+        assert_eq!(rings.0.len(), 1);
+    }
 }

@@ -303,6 +303,29 @@ def test_a_script_may_ask_a_loader_something_before_it_iterates(
     assert events[-1]["done"]["cached"] == N
 
 
+def test_a_warm_up_leaves_iterable_datasets_out_and_says_why(
+    socket_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("PYTHONPATH", HERE)
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+        import warnings
+        import coprep
+        from user_iterables import Items, double
+        if __name__ == "__main__":
+            warnings.simplefilter("ignore", coprep.UnsharedWarning)
+            alone = coprep.DataLoader(Items([8]), 4)
+            shared = coprep.DataLoader(Items([8]), 4, transform=double, cohort="pair", cohort_size=2)
+            next(iter(shared))
+        """)
+    )
+    alone, shared = from_script(script, code=1)[0]
+    assert "its dataset is an IterableDataset" in alone["skipped"] and "sampler" not in alone["skipped"]
+    assert "nothing of it is cached" in shared["skipped"]
+
+
 def test_a_script_may_end_without_iterating(data: Path, socket_path: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

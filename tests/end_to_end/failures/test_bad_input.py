@@ -187,6 +187,7 @@ def test_a_batch_size_beyond_memory_is_an_error_of_its_own_job(pipeline: coprep.
         ("group", 5, "group must be text, not 5"),
         ("socket", 5, "socket must be a path, not 5"),
         ("timeout", "5", "timeout must be a number of seconds, not '5'"),
+        ("timeout", None, "timeout must be a number of seconds, not None; 0 means the default"),
         ("prefetch_factor", "2", "prefetch_factor must be an integer, not '2'"),
         ("generator", 3, "generator must be a torch.Generator, not 3"),
         ("subset", 5, "subset must be sample ids or a boolean mask, not 5"),

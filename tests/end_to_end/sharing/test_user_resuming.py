@@ -92,6 +92,23 @@ def test_a_job_resumes_twice_in_one_epoch() -> None:
                 assert sorted(ids(loader)) == list(range(N))
 
 
+def test_a_closed_loader_stays_closed_if_it_cannot_resume() -> None:
+    with (
+        coprep.DataLoader(ud.Noisy(N), 5, True, **NUMPY) as one,
+        coprep.DataLoader(ud.Noisy(N + 1), 5, **NUMPY) as other,
+    ):
+        state, of_other = one.state_dict(), other.state_dict()
+    loader = coprep.DataLoader(ud.Noisy(N), 5, True, subset=[True] * N, **NUMPY)
+    loader.close()
+    with pytest.raises(ValueError, match="mask"):
+        loader.load_state_dict(of_other)
+    with pytest.raises(coprep.CoprepError, match="the loader is closed"):
+        _ = loader.seed
+    loader.load_state_dict(state)
+    assert sorted(ids(loader)) == list(range(N))
+    loader.close()
+
+
 def test_a_resumed_job_continues_with_the_same_batches() -> None:
     options: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 9, **NUMPY}
     whole = batches(coprep.DataLoader(ud.Noisy(N), **options), 2)

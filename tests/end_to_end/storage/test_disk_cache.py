@@ -312,6 +312,16 @@ def test_dropped_datasets_leave_the_disk(socket_path: Path, disk: Path, server: 
     assert server.counts()["gets"] >= gets + N
 
 
+def test_a_dataset_on_the_disk_that_is_in_use_is_not_dropped(socket_path: Path, disk: Path, photos: str) -> None:
+    with loader(photos, cache="off") as train:
+        next(iter(train))
+        done = subprocess.run(["coprep", "drop", photos], capture_output=True, text=True, timeout=WAIT)
+        assert done.returncode != 0 and "is in use" in done.stderr, done.stdout
+        # Datasets that are on the disk alone are named too.
+        done = subprocess.run(["coprep", "drop", str(disk)], capture_output=True, text=True, timeout=WAIT)
+        assert done.returncode != 0 and f"there are: {photos}" in done.stderr, done.stderr
+
+
 def refused(photos: str) -> str:
     """Returns the error that a job gets whose coordinator cannot start."""
     with pytest.raises(coprep.CoprepError) as caught, loader(photos) as train:

@@ -72,7 +72,7 @@ pub(crate) fn epoch_bar(outcome: &EpochForecast) -> String {
     });
     format!(
         r#"<svg class="epoch" role="img" aria-labelledby="epoch-t epoch-d"><title id="epoch-t">An epoch now</title><desc id="epoch-d">{}</desc>{parts}</svg>"#,
-        says.join(", ")
+        esc(&says.join(", "))
     )
 }
 
@@ -433,7 +433,7 @@ impl<'a> Plot<'a> {
         } else {
             "point"
         };
-        let (whole, parts) = (esc(&self.whole(point)), split(&point.outcome));
+        let (whole, parts) = (esc(&self.whole(point)), esc(&split(&point.outcome)));
         let by = labels::bottleneck(point.outcome.bottleneck);
         format!(
             r#"<g class="{class}"><rect class="hit" x="{from:.1}" y="{}" width="{:.1}" height="{:.1}"><title>{whole}; {parts}; held up by {by}</title></rect><g class="says"><text class="whole" x="0" y="12">{whole}</text><text class="parts" x="0" y="28">{parts}</text></g></g>"#,

@@ -73,7 +73,7 @@ fn parts(outcome: &EpochForecast) -> String {
         format!(
             r#"<li><i class="swatch {}"></i><b>{}</b> <span>{}</span> <span class="quiet">{}</span></li>"#,
             class(part),
-            labels::percent(outcome.of(part), outcome.epoch_s),
+            esc(&labels::percent(outcome.of(part), outcome.epoch_s)),
             labels::part(part),
             labels::seconds(outcome.of(part))
         )

@@ -63,7 +63,10 @@ struct JobsProgress {
     at: Instant,
     jobs: u32,
     batches: u64,
-    samples: u64,
+    /// Samples of the batches, if all of them are full.
+    full_batches: u64,
+    /// Samples that were handed to the jobs. Some of them are not taken yet.
+    delivered: u64,
     /// Seconds for which the jobs waited, together.
     waited: f64,
     cpu: f64,
@@ -78,14 +81,23 @@ impl JobsProgress {
             at: Instant::now(),
             jobs: stream.jobs.iter().map(|job| job.pids.len() as u32).sum(),
             batches: stream.jobs.iter().map(|job| job.batches).sum(),
-            samples: stream
+            full_batches: stream
                 .jobs
                 .iter()
                 .map(|job| job.batches * u64::from(job.batch_size))
                 .sum(),
+            delivered: stream.jobs.iter().map(|job| job.delivered).sum(),
             waited: stream.jobs.iter().map(|job| waited(&job.stalls)).sum(),
             cpu: pids.map(|&pid| group::cpu_seconds(pid)).sum(),
         }
+    }
+
+    /// Returns the samples that the jobs have taken since an earlier moment.
+    fn samples_since(&self, first: &JobsProgress) -> u64 {
+        // The last batch of an epoch may be short. Where a dataset is small, jobs then take far fewer samples than full
+        // batches have. Their queues are full at both moments, so that they take as many as they are handed.
+        let full = self.full_batches.saturating_sub(first.full_batches);
+        full.min(self.delivered.saturating_sub(first.delivered))
     }
 }
 
@@ -193,7 +205,7 @@ fn findings(
     first: JobsProgress,
     last: JobsProgress,
 ) -> Result<ScriptFindings> {
-    let samples = last.samples.saturating_sub(first.samples) as f64;
+    let samples = last.samples_since(&first) as f64;
     if samples == 0.0 {
         return Err("the script took no more batches: is its step longer than two minutes?".into());
     }
@@ -242,4 +254,35 @@ fn busiest(status: &Status) -> Option<StreamStatus> {
 fn is_warm(stream: &StreamStatus, rounds: u64) -> bool {
     let batches = (rounds * u64::from(stream.buffers)).max(FEWEST / 4);
     !stream.jobs.is_empty() && stream.jobs.iter().all(|job| job.batches >= batches)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_batches_count_for_the_samples_that_they_have() {
+        let first = JobsProgress {
+            at: Instant::now(),
+            jobs: 1,
+            batches: 5,
+            full_batches: 5 * 64,
+            delivered: 400,
+            waited: 0.0,
+            cpu: 0.0,
+        };
+        let after = |delivered: u64| {
+            let last = JobsProgress {
+                batches: 25,
+                full_batches: 25 * 64,
+                delivered: 400 + delivered,
+                ..first
+            };
+            last.samples_since(&first)
+        };
+        // Epochs of 65 samples: one batch in two has a single sample.
+        assert_eq!(after(10 * 65), 650);
+        // More may have been handed over than was taken.
+        assert_eq!(after(20 * 64 + 64), 20 * 64);
+    }
 }

@@ -167,6 +167,12 @@ fn measurements(jobs: u32, with_torch: bool) -> Vec<Measurement> {
     wanted.into_iter().map(measurement).collect()
 }
 
+/// Returns the workers of each of PyTorch's jobs. All jobs together get as many workers as coprep has threads. Where
+/// that number cannot be divided, they get more rather than fewer, so that no processor is idle for lack of workers.
+fn workers_of_a_job(cpus: u32, jobs: u32) -> u32 {
+    cpus.div_ceil(jobs.max(1))
+}
+
 /// Returns a note if other programs used the processors.
 fn disturbed(measurement: Measurement, joint: &JointResult) -> Option<String> {
     let others = joint.cpus_of_others;
@@ -299,8 +305,7 @@ impl Bench<'_> {
             paths: self.paths(),
             operators: self.options.operators,
             batch_size: self.plan.batch_size,
-            // All jobs together get as many processors as coprep.
-            workers: (self.plan.cpus / jobs).max(1),
+            workers: workers_of_a_job(self.plan.cpus, jobs),
             seconds: self.plan.seconds,
         };
         let mut jobs = Jobs::start(jobs, || python.command(), &order)?;
@@ -317,6 +322,13 @@ impl Bench<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_jobs_of_pytorch_have_no_fewer_workers_than_coprep() {
+        let pairs = [(8, 1), (8, 2), (8, 3), (2, 3), (1, 1)];
+        let workers = pairs.map(|(cpus, jobs)| workers_of_a_job(cpus, jobs));
+        assert_eq!(workers, [8, 4, 3, 1, 1]);
+    }
 
     #[test]
     fn one_job_alone_is_measured_once() {

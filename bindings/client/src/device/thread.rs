@@ -248,7 +248,11 @@ impl UploadThread {
         Ok(opened)
     }
 
-    /// Maps a ring. Only a GPU that fails is an error: without the ring, this thread copies by itself.
+    /// Maps a ring, or returns the reason why it cannot. Without the ring, this thread copies by itself, so that no
+    /// failure to map is an error of the job: if the GPU itself has failed, the next copy says so.
+    ///
+    /// # Errors
+    /// If no staging area is open.
     fn map(
         &mut self,
         offered: OfferedRing,

@@ -128,9 +128,9 @@ fn is_reading(marks: &[ReadMark]) -> impl Fn(usize) -> bool {
 /// answers take 10 to 100 times as long.
 const MOST_WAITING: u32 = 128;
 const MOST_WAITING_REMOTE: u32 = 512;
-/// Threads for each processor with which remote storage begins. They keep a processor busy that prepares 600 samples a
-/// second while answers take 50 ms.
-const FIRST_REMOTE: u32 = 32;
+/// Threads for each processor with which remote storage begins. They keep a processor busy that prepares 1,500 photographs
+/// a second while answers take 50 ms, with some to spare.
+const FIRST_REMOTE: u32 = 96;
 /// Seconds between two rebalancings: at least `OFTEN`, and at most `SELDOM` if fewer than [`ENOUGH`] samples were
 /// fetched.
 const OFTEN: f64 = 0.5;

@@ -27,7 +27,7 @@ impl RemoteStore {
             if range.as_ref().is_some_and(Range::is_empty) {
                 return Ok(bytes);
             }
-            let mut target = ReadTarget::Growing(&mut bytes);
+            let mut target = ReadTarget::growing(&mut bytes);
             let read = self
                 .read_for_seconds(object, range.clone(), &mut target)
                 .await;
@@ -66,7 +66,7 @@ impl RemoteStore {
             return Ok(());
         }
         let path = self.path(&object.key).map_err(FailedTry::Final)?;
-        self.read_once(&path, object, range, &mut ReadTarget::Growing(into))
+        self.read_once(&path, object, range, &mut ReadTarget::growing(into))
             .await
     }
 

@@ -53,6 +53,22 @@ fn no_name_gets_out_of_its_place() {
 }
 
 #[test]
+fn a_share_below_one_percent_is_escaped() {
+    let mut report = report();
+    let tiny = |outcome: &mut EpochForecast| {
+        outcome.prep_stall_s = 0.001 * outcome.epoch_s;
+    };
+    tiny(&mut report.present.outcome);
+    for series in &mut report.series {
+        let points = series.lines.iter_mut().flat_map(|line| &mut line.points);
+        points.for_each(|point| tiny(&mut point.outcome));
+    }
+    let page = page::render(&report).unwrap();
+    assert!(page.contains("&lt;1\u{a0}%"));
+    assert!(!page.contains("<1\u{a0}%"));
+}
+
+#[test]
 fn every_text_is_escaped_wherever_it_stands() {
     let evil = "<i>evil</i>";
     let mut report = report();
