@@ -446,9 +446,11 @@ mod tests {
             absent.contains("the profile absent, which is not in /"),
             "{absent}"
         );
-        let broken = read("keys", "[profile keys]\nHIDDEN\n", "").err().unwrap();
+        let broken = read("keys", "[profile keys\nkey = HIDDEN\n", "")
+            .err()
+            .unwrap();
         assert!(
-            broken.contains("line ") && !broken.contains("HIDDEN"),
+            broken.contains("is not made of [sections]") && !broken.contains("HIDDEN"),
             "{broken}"
         );
         let sso = read("sso", CONFIG, CREDENTIALS).unwrap().unwrap();
