@@ -19,7 +19,7 @@ use object_store::{CredentialProvider, Result};
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
-use crate::client::{Variables, value};
+use crate::variables::{Variables, value};
 
 /// Longest time that a program may take to print credentials.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(60);

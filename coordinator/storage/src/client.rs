@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::aws_profile::AwsProfile;
 use crate::traffic::{CountingConnector, TrafficCounters};
+use crate::variables::{Variables, value};
 use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
@@ -21,9 +22,6 @@ const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Idle connections that are kept for each host: as many as reads that may be under way. Each further one would be opened
 /// anew for each read.
 const IDLE_CONNECTIONS: usize = 512;
-
-/// Variables beside those of the process's environment.
-pub(crate) type Variables = Vec<(String, String)>;
 
 pub(crate) const RESTART: &str =
     "start the coordinator anew (coprep stop), which takes the environment of the next job";
@@ -104,14 +102,6 @@ const AZ_CREDENTIALS: [(&str, &str); 5] = [
     ),
     ("AZURE_STORAGE_CLIENT_SECRET", "AZURE_STORAGE_CLIENT_SECRET"),
 ];
-
-/// Returns the value of a variable: one of `variables`, or of the environment.
-pub(crate) fn value(name: &str, variables: &Variables) -> Option<String> {
-    let given = variables.iter().find(|(known, _)| known == name);
-    given
-        .map(|(_, value)| value.clone())
-        .or_else(|| std::env::var(name).ok())
-}
 
 /// Returns the source of the credentials of a store, in words, or `None` for a store that needs none. Never the
 /// credentials themselves.

@@ -40,6 +40,7 @@ mod stragglers;
 mod target;
 mod throttle;
 mod traffic;
+mod variables;
 
 pub use early_reads::{EarlyObject, EarlyPart, EarlyReads};
 pub use error::{Error, ErrorKind};

@@ -22,13 +22,14 @@ use self::reading::{Reading, Unread};
 use self::renewal::RenewableClient;
 
 use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
-use crate::client::{RESTART, Variables, credentials, endpoint, environment, lacks_credentials};
+use crate::client::{RESTART, credentials, endpoint, environment, lacks_credentials};
 use crate::error::{Error, ErrorKind, changed, too_long};
 use crate::file::MOST_BYTES;
 use crate::health::{OutageReport, StoreHealth, Tries};
 use crate::io_runtime::IoRuntime;
 use crate::target::ReadTarget;
 use crate::traffic::{StoreTraffic, TrafficCounters};
+use crate::variables::Variables;
 
 /// Time for which a listing is tried again, and the first pause. A person waits for it.
 const LISTING_PATIENCE: Duration = Duration::from_secs(5);

@@ -6,7 +6,6 @@ use std::time::Duration;
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_shared_memory::lock::lock;
 
-use crate::client::Variables;
 use crate::early_reads::EarlyReads;
 use crate::error::Error;
 use crate::health::OutageReport;
@@ -14,6 +13,7 @@ use crate::io_runtime::IoRuntime;
 use crate::large_reads::LargeReads;
 use crate::remote::RemoteStore;
 use crate::traffic::StoreTraffic;
+use crate::variables::Variables;
 
 /// Time that a read waits for a store that does not answer, unless the operator chooses another one.
 pub const PATIENCE: Duration = Duration::from_secs(600);

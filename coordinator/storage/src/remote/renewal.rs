@@ -11,8 +11,9 @@ use coprep_shared_memory::lock::lock;
 use object_store::{ObjectStore, Result};
 
 use crate::answer::interpret;
-use crate::client::{Variables, client};
+use crate::client::client;
 use crate::traffic::TrafficCounters;
+use crate::variables::Variables;
 
 /// Least age of a client that is made anew. Hundreds of reads may be refused at the same time, and each new client asks
 /// for credentials and opens connections.
