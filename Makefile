@@ -193,8 +193,8 @@ drop-in: $(VENV)/.package $(VENV)/.torch ## what it costs to replace PyTorch's D
 
 # --- checks --------------------------------------------------------------------------------------------------
 
-# All builds of the dev profile name the same packages and features. Otherwise cargo builds many dependencies anew, with
-# other features.
+# Tests, loom, clippy and the object server are built of the same packages with the same features. Otherwise cargo would
+# build many dependencies anew.
 # The command is built with points where tests can make a coordinator's threads panic. They do nothing until a test says so.
 FAILPOINTS := --features coprep-cli/failpoints
 RUST_TESTS = $(shell cargo nextest --version >/dev/null 2>&1 && echo cargo nextest run || echo cargo test --no-fail-fast) $(FAILPOINTS)

@@ -53,6 +53,13 @@ def threads() -> set[str]:
     return found
 
 
+def knows(variable: str) -> bool:
+    """Returns whether the command that is installed reads a variable of the environment. Release builds lack some."""
+    command = shutil.which("coprep")
+    assert command is not None
+    return variable.encode() in Path(command).read_bytes()
+
+
 def alive(socket: Path) -> bool:
     return (
         subprocess.run(["coprep", "--socket", str(socket), "status"], capture_output=True, timeout=WAIT).returncode == 0

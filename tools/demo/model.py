@@ -53,14 +53,14 @@ class Model:
 
 def view(images: NDArray[np.uint8]) -> Floats:
     """Takes every seventh pixel, as numbers from -1 to 1, flattened."""
-    # From the middle of every seven, so that 224 pixels become 32.
+    # The middle one of every seven is taken, so that 224 pixels become 32.
     pixels = images[:, :, 3::7, 3::7].reshape(len(images), -1)
     numbers: Floats = pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
     return numbers
 
 
 def softmax(scores: Floats) -> Floats:
-    # Less the largest score, so that no power overflows.
+    # The largest score is taken away, so that no power overflows.
     powers: Floats = np.exp(scores - scores.max(axis=1, keepdims=True))
     powers /= powers.sum(axis=1, keepdims=True)
     return powers

@@ -73,7 +73,7 @@ def crop(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
     """Cuts a random rectangle from a photograph, 300 to 520 pixels on its long side; a few are larger."""
     large = rng.random() < LARGE_SHARE
     long_side = int(rng.integers(1800, 2600) if large else np.clip(rng.normal(420, 50), 300, 520))
-    # Even in the logarithm, so that an image is as often wide as it is tall by the same factor.
+    # The logarithm is drawn evenly, so that an image is as often wide as it is tall by the same factor.
     aspect = float(np.exp(rng.uniform(np.log(0.7), np.log(1.4))))
     width, height = (long_side, int(long_side / aspect)) if aspect >= 1 else (int(long_side * aspect), long_side)
     share = float(rng.uniform(0.6, 1.0)) * min(photo.width / width, photo.height / height)

@@ -72,7 +72,7 @@ def nodes(root: Node) -> Iterator[Node]:
     while stack:
         node = stack.pop()
         yield node
-        # Reversed, so that nodes come in the order of the text.
+        # They are reversed, so that nodes come in the order of the text.
         stack.extend(reversed(node.children))
 
 

@@ -60,13 +60,14 @@ total() {
         END { printf "%d passed, %d failed\n", count[1], count[0] }' "$log"
 }
 
+at_once=()
 if [[ ${rust_tests[*]} == *nextest* ]]; then
     # Many Rust tests wait most of the time, for a server that stalls for instance.
-    run "Rust" "${rust_tests[@]}" --test-threads "$((2 * $(nproc)))"
+    at_once=(--test-threads "$((2 * $(nproc)))")
 else
     echo "cargo-nextest is not installed: using cargo test, which does not end a test that hangs"
-    run "Rust" "${rust_tests[@]}"
 fi
+run "Rust" "${rust_tests[@]}" "${at_once[@]}"
 # With the features of the other tests, so that nothing is built anew.
 run "Rust, examples in the documentation" cargo test --doc --quiet --features coprep-cli/failpoints
 run "Python, three at a time" pytest -n 3 --dist worksteal "${side_by_side[@]}"

@@ -16,7 +16,7 @@ use coprep_protocol::shard_list::{DEFAULT_IMAGE, DEFAULT_LABEL};
 use coprep_protocol::size;
 use coprep_protocol::spec::Interpolation;
 
-/// The version. Whoever measures with a build for tests should see it.
+/// The version. It shows a build for tests, so that nobody measures with one unawares.
 const VERSION: &str = if cfg!(debug_assertions) {
     concat!(env!("CARGO_PKG_VERSION"), " (debug build: slow)")
 } else {

@@ -171,7 +171,7 @@ def check_workers(
         )
     if not isinstance(timeout, Real):
         raise TypeError(f"timeout must be a number of seconds, not {timeout!r}; 0 means the default")
-    # Written so that NaN is refused as well.
+    # The comparison is negated, because it is false for NaN too.
     if not timeout >= 0:
         raise ValueError(f"timeout option should be non-negative, and it is {timeout}; 0 means the default")
     if num_workers == 0 and prefetch_factor is not None:

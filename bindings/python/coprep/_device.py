@@ -222,7 +222,7 @@ class ImageForm:
 
         if self._values is None:
             assert self._table is not None
-            # A copy, because PyTorch warns of memory that cannot be written, such as that of bytes.
+            # The table is copied, because PyTorch warns of memory that cannot be written, such as that of bytes.
             table = np.frombuffer(bytearray(self._table), np.float32).reshape(3, 256)
             self._values = torch.from_numpy(table).to(images.device).to(getattr(torch, self._dtype))
         normalised = torch.empty(images.shape, dtype=self._values.dtype, device=images.device)

@@ -297,7 +297,7 @@ def _reduce_image(image: Any) -> Any:
     data = image.tobytes()
     palette = None
     if image.mode in ("P", "PA"):
-        # The palette in its own mode. By default Pillow converts it to RGB, without its transparency.
+        # The palette is taken in its own mode. By default Pillow converts it to RGB, without its transparency.
         palette = (bytes(image.getpalette(None)), image.palette.mode)
     return _image, (pickle.PickleBuffer(data), image.mode, image.size, palette, image.info)
 

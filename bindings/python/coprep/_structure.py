@@ -628,7 +628,7 @@ class _Record(_Node):
 
 
 def _converted(data: Any, leaf: Callable[[Any], Any]) -> Any:
-    # By the module, as `default_convert` does it.
+    # The module decides, as in `default_convert`.
     if _is_tensor(data) or type(data).__module__ == "numpy":
         return leaf(data)
     if isinstance(data, Mapping):

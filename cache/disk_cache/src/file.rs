@@ -134,8 +134,7 @@ impl DiskCache {
             None => None,
         };
         if found.replaced {
-            // Before the new file is made: the room of this one may be needed for it, and no existing file is
-            // overwritten.
+            // The old file goes before the new one is made: its room may be needed, and no existing file is overwritten.
             folder.remove(options.fingerprint)?;
         }
         let (file, layout, is_new) = match existing {

@@ -167,7 +167,7 @@ fn webp_lossless(bytes: &[u8]) -> Option<ImageSize> {
     let [0x2f] = array(bytes, 20)? else {
         return None;
     };
-    // Two fields of 14 bits, each the side less one.
+    // Each side less one has a field of 14 bits.
     let bits = u32::from_le_bytes(array(bytes, 21)?);
     Some(ImageSize::new(
         (bits & 0x3fff) + 1,

@@ -238,7 +238,7 @@ fn check_mel(shape: &LogMel, samples: u32, rate: u32) -> Result<(), String> {
         return wrong(format!("n_mels={n_mels} must be 1 to {MAX_MELS}"));
     }
     let high = shape.f_max.unwrap_or((rate / 2) as f32);
-    // Written so that NaN is refused as well.
+    // The comparison is negated, because it is false for NaN too.
     if !(shape.f_min >= 0.0 && shape.f_min < high && high.is_finite()) {
         return wrong(format!(
             "f_min={:?} and f_max={high:?} must be frequencies with 0 <= f_min < f_max",

@@ -104,7 +104,7 @@ fn check_parts(image: &str, label: Option<&str>) -> Result<(), InvalidShards> {
     let Some(label) = label else {
         return Ok(());
     };
-    // Without a colon there is no field to check, so any name stands in for it.
+    // There is no field to check without a colon, so any name stands in for it.
     let (ending, field) = label.split_once(':').unwrap_or((label, "field"));
     if !is_ending(ending) || field.is_empty() {
         return Err(InvalidShards(format!(

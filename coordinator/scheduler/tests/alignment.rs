@@ -1,6 +1,8 @@
 //! Ranks of different jobs that are assigned the same minibatches.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod specs;
+
 use std::collections::BTreeSet;
 
 use coprep_scheduler::{Cohort, Config, DrawOrder, JobId, JobSpec, Minibatch, Scheduler};
@@ -25,13 +27,8 @@ fn stream(order: DrawOrder) -> Scheduler {
 
 fn spec(batch_size: u32, world_size: u32) -> JobSpec {
     JobSpec {
-        batch_size,
         world_size,
-        drop_last: false,
-        subset: None,
-        resume: None,
-        cohort: None,
-        skip_bad: false,
+        ..specs::spec(batch_size)
     }
 }
 

@@ -1,9 +1,12 @@
 //! Jobs in ascending order: each is assigned its ids in that order, and jobs share from the point where they meet.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod specs;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use coprep_scheduler::{Config, DrawOrder, JobId, JobSpec, Resume, Scheduler, Target};
+use specs::spec;
 
 const SAMPLES: u32 = 400;
 const SLOTS: u32 = 10;
@@ -99,18 +102,6 @@ impl Jobs {
     }
 }
 
-fn spec() -> JobSpec {
-    JobSpec {
-        batch_size: SLOTS,
-        world_size: 1,
-        drop_last: false,
-        subset: None,
-        resume: None,
-        cohort: None,
-        skip_bad: false,
-    }
-}
-
 fn resumed_after(samples: u32) -> JobSpec {
     let resume = Resume {
         epoch: 0,
@@ -119,7 +110,7 @@ fn resumed_after(samples: u32) -> JobSpec {
     };
     JobSpec {
         resume: Some(resume),
-        ..spec()
+        ..spec(SLOTS)
     }
 }
 
@@ -129,10 +120,10 @@ const QUEUE: u32 = 8 * SLOTS;
 #[test]
 fn a_job_that_comes_a_little_later_catches_up_and_shares() {
     let mut jobs = Jobs::new();
-    jobs.attach(1, spec());
+    jobs.attach(1, spec(SLOTS));
     jobs.step(3);
     let ahead = jobs.prepared;
-    jobs.attach(2, spec());
+    jobs.attach(2, spec(SLOTS));
     jobs.step(100);
     jobs.assert_ascending();
     // The samples that the first job had before they met are prepared twice, and the rest once.
@@ -145,7 +136,7 @@ fn a_job_that_comes_a_little_later_catches_up_and_shares() {
 fn jobs_far_apart_are_each_given_their_own_order() {
     let mut jobs = Jobs::new();
     jobs.attach(1, resumed_after(200));
-    jobs.attach(2, spec());
+    jobs.attach(2, spec(SLOTS));
     jobs.step(100);
     jobs.assert_ascending();
     let given: usize = jobs.given.values().map(Vec::len).sum();
@@ -157,7 +148,7 @@ fn jobs_whose_minibatches_begin_at_different_ids_meet_all_the_same() {
     let mut jobs = Jobs::new();
     jobs.attach(1, resumed_after(25));
     let ahead = jobs.prepared;
-    jobs.attach(2, spec());
+    jobs.attach(2, spec(SLOTS));
     jobs.step(20);
     jobs.assert_ascending();
     let prepared = jobs.prepared;
@@ -171,9 +162,15 @@ fn jobs_whose_minibatches_begin_at_different_ids_meet_all_the_same() {
 fn a_subset_shares_where_its_next_ids_are_those_of_the_others() {
     let mut jobs = Jobs::new();
     let subset = Some((5..SAMPLES).collect());
-    jobs.attach(1, JobSpec { subset, ..spec() });
+    jobs.attach(
+        1,
+        JobSpec {
+            subset,
+            ..spec(SLOTS)
+        },
+    );
     let ahead = jobs.prepared;
-    jobs.attach(2, spec());
+    jobs.attach(2, spec(SLOTS));
     jobs.step(20);
     jobs.assert_ascending();
     let prepared = jobs.prepared;
@@ -191,7 +188,7 @@ fn nothing_takes_the_place_of_a_bad_sample() {
             JobId(1),
             JobSpec {
                 skip_bad: true,
-                ..spec()
+                ..spec(SLOTS)
             },
         )
         .unwrap();

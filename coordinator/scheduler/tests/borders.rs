@@ -1,10 +1,13 @@
 //! Draws beyond the border of an epoch.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod specs;
+
 use std::collections::BTreeMap;
 
 use coprep_scheduler::{Cohort, Config, DrawOrder, JobId, JobSpec, Minibatch, Resume, Scheduler};
 use roaring::RoaringBitmap;
+use specs::spec;
 
 const SAMPLES: u32 = 100;
 const SLOTS: u32 = 10;
@@ -23,18 +26,6 @@ fn stream(order: DrawOrder) -> Scheduler {
         is_told: false,
         windows: None,
     })
-}
-
-fn spec() -> JobSpec {
-    JobSpec {
-        batch_size: SLOTS,
-        world_size: 1,
-        drop_last: false,
-        subset: None,
-        resume: None,
-        cohort: None,
-        skip_bad: false,
-    }
 }
 
 /// Attaches a job for which nothing is drawn ahead.
@@ -78,7 +69,7 @@ fn nothing_is_drawn_of_an_epoch_that_no_rank_has_begun() {
         DrawOrder::AscendingInCommon,
     ] {
         let mut scheduler = stream(order);
-        attach(&mut scheduler, ONE, spec());
+        attach(&mut scheduler, ONE, spec(SLOTS));
         for epoch in 0..3 {
             let drawn = draw(&mut scheduler, &[ONE]);
             assert_eq!(assigned(&drawn), [((1, epoch), SAMPLES)].into());
@@ -92,7 +83,7 @@ fn nothing_is_drawn_of_an_epoch_that_no_rank_has_begun() {
 fn no_more_is_drawn_ahead_than_is_allowed() {
     let ahead = |samples| {
         let mut scheduler = stream(DrawOrder::Random);
-        attach(&mut scheduler, ONE, spec());
+        attach(&mut scheduler, ONE, spec(SLOTS));
         scheduler.set_ahead(ONE, samples);
         assigned(&draw(&mut scheduler, &[ONE]))
             .get(&(1, 1))
@@ -110,7 +101,7 @@ fn a_minibatch_that_ends_its_epoch_is_drawn_ahead_though_it_is_short() {
     let subset: RoaringBitmap = (0..7).collect();
     let seven = JobSpec {
         subset: Some(subset),
-        ..spec()
+        ..spec(SLOTS)
     };
     attach(&mut scheduler, ONE, seven);
     scheduler.set_ahead(ONE, 7);
@@ -128,9 +119,9 @@ fn a_job_at_a_border_takes_part_in_what_others_need_and_nothing_is_drawn_for_it(
         DrawOrder::Ascending,
     ] {
         let mut scheduler = stream(order);
-        attach(&mut scheduler, ONE, spec());
+        attach(&mut scheduler, ONE, spec(SLOTS));
         assert_eq!(samples(&draw(&mut scheduler, &[ONE])), SAMPLES);
-        attach(&mut scheduler, OTHER, spec());
+        attach(&mut scheduler, OTHER, spec(SLOTS));
         let drawn = draw(&mut scheduler, &[OTHER]);
         assert_eq!(samples(&drawn), SAMPLES, "{order:?}");
         assert_eq!(
@@ -151,11 +142,11 @@ fn a_job_that_pauses_at_the_first_ids_does_not_lead_in_ascending_order() {
         delivered: (0..50).collect(),
         bad: RoaringBitmap::new(),
     };
-    attach(&mut scheduler, ONE, spec());
+    attach(&mut scheduler, ONE, spec(SLOTS));
     draw(&mut scheduler, &[ONE]);
     let halfway = JobSpec {
         resume: Some(resume),
-        ..spec()
+        ..spec(SLOTS)
     };
     attach(&mut scheduler, OTHER, halfway);
     assert_eq!(
@@ -179,7 +170,10 @@ fn a_cohort_goes_on_as_soon_as_one_of_its_members_begins() {
         name: "c".into(),
         size: 2,
     });
-    let member = JobSpec { cohort, ..spec() };
+    let member = JobSpec {
+        cohort,
+        ..spec(SLOTS)
+    };
     attach(&mut scheduler, ONE, member.clone());
     attach(&mut scheduler, OTHER, member);
     assert_eq!(samples(&draw(&mut scheduler, &[ONE, OTHER])), SAMPLES);
@@ -199,7 +193,10 @@ fn a_member_that_is_behind_is_served_for_the_one_that_waits_for_it() {
         name: "c".into(),
         size: 2,
     });
-    let member = JobSpec { cohort, ..spec() };
+    let member = JobSpec {
+        cohort,
+        ..spec(SLOTS)
+    };
     attach(&mut scheduler, ONE, member.clone());
     attach(&mut scheduler, OTHER, member);
     draw(&mut scheduler, &[ONE, OTHER]);
@@ -217,7 +214,7 @@ fn an_epoch_is_drawn_for_all_ranks_when_the_first_of_them_begins_it() {
     let mut scheduler = stream(DrawOrder::Random);
     let ranks = JobSpec {
         world_size: 2,
-        ..spec()
+        ..spec(SLOTS)
     };
     attach(&mut scheduler, ONE, ranks);
     assert_eq!(samples(&draw(&mut scheduler, &[ONE])), SAMPLES);
@@ -233,7 +230,7 @@ fn a_rank_that_has_left_begins_no_epoch() {
     let mut scheduler = stream(DrawOrder::Random);
     let ranks = JobSpec {
         world_size: 2,
-        ..spec()
+        ..spec(SLOTS)
     };
     attach(&mut scheduler, ONE, ranks);
     scheduler.epoch_started(ONE, 1, u64::MAX);
@@ -251,7 +248,7 @@ fn a_rank_that_has_left_begins_no_epoch() {
 #[test]
 fn an_epoch_that_follows_one_that_was_left_early_is_begun() {
     let mut scheduler = stream(DrawOrder::Random);
-    attach(&mut scheduler, ONE, spec());
+    attach(&mut scheduler, ONE, spec(SLOTS));
     (0..3).for_each(|_| drop(scheduler.next(FREE)));
     scheduler.restart_epoch(ONE);
     assert_eq!(
@@ -273,7 +270,7 @@ fn a_state_of_which_nothing_is_left_leads_to_an_epoch_that_is_not_begun() {
         ONE,
         JobSpec {
             resume: Some(resume),
-            ..spec()
+            ..spec(SLOTS)
         },
     );
     assert!(draw(&mut scheduler, &[ONE]).is_empty());

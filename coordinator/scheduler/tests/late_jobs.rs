@@ -2,8 +2,11 @@
 //! alone.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use coprep_scheduler::{Config, DrawOrder, JobId, JobSpec, Scheduler};
+mod specs;
+
+use coprep_scheduler::{Config, DrawOrder, JobId, Scheduler};
 use proptest::prelude::*;
+use specs::spec;
 
 const SLOTS: u32 = 4;
 /// Number of minibatches of an epoch.
@@ -61,16 +64,7 @@ impl Pair {
     }
 
     fn attach(&mut self, id: JobId) {
-        let spec = JobSpec {
-            batch_size: SLOTS,
-            world_size: 1,
-            drop_last: false,
-            subset: None,
-            resume: None,
-            cohort: None,
-            skip_bad: false,
-        };
-        self.scheduler.attach(id, spec).unwrap();
+        self.scheduler.attach(id, spec(SLOTS)).unwrap();
         self.scheduler.set_ahead(id, 0);
     }
 

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod audit;
+mod specs;
 mod world;
 
 use coprep_scheduler::{
@@ -10,6 +11,7 @@ use coprep_scheduler::{
 };
 use proptest::prelude::*;
 use roaring::RoaringBitmap;
+use specs::spec;
 use world::{Op, World};
 
 /// `COPREP_PROPERTY_TIMES` multiplies the number of cases. Failures are not kept in a file: a history that failed
@@ -20,18 +22,6 @@ fn cases(cases: u32) -> ProptestConfig {
         cases: cases * times.map_or(1, |times| times.parse().unwrap()),
         failure_persistence: None,
         ..ProptestConfig::default()
-    }
-}
-
-fn spec(batch_size: u32) -> JobSpec {
-    JobSpec {
-        batch_size,
-        world_size: 1,
-        drop_last: false,
-        subset: None,
-        resume: None,
-        cohort: None,
-        skip_bad: false,
     }
 }
 

@@ -1,19 +1,17 @@
 //! Samples that take the place of others that could not be read.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod specs;
+
 use coprep_scheduler::{Config, DrawOrder, JobId, JobSpec, Scheduler};
 
 const FREE: u32 = 64;
 
 fn job(world_size: u32, skip_bad: bool) -> JobSpec {
     JobSpec {
-        batch_size: 4,
         world_size,
-        drop_last: false,
-        subset: None,
-        resume: None,
-        cohort: None,
         skip_bad,
+        ..specs::spec(4)
     }
 }
 

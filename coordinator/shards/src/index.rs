@@ -66,7 +66,7 @@ impl ShardIndex {
             Some(u64::from_le_bytes(bytes.try_into().ok()?))
         };
         let is_whole = header.starts_with(MAGIC)
-            // With the four bytes behind the version, which are zero.
+            // The number covers the four bytes behind the version too, which are zero.
             && number(8)? == u64::from(VERSION)
             && number(16)? == archive.len() as u64
             && number(24)? == xxh3_64(archive);

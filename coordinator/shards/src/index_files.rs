@@ -71,7 +71,7 @@ impl IndexFolder {
 /// Returns the content of an index file, or `None` if there is none that can be read.
 pub(crate) fn read(path: &Path) -> Option<Vec<u8>> {
     let (mut file, length) = open_regular(path).ok()?;
-    // With a byte to spare, reading to the end need not make the vector larger to find the end.
+    // There is a byte to spare, so that the vector need not grow for the last read, which finds the end.
     let mut bytes = Vec::with_capacity(length as usize + 1);
     Read::by_ref(&mut file)
         .take(length)
@@ -102,7 +102,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8], readers: Readers) -> io::Result<(
         .recursive(true)
         .mode(folder_mode)
         .create(folder)?;
-    // In the same folder, since a file can be renamed only within its file system.
+    // The file begins in the same folder, since it can be renamed only within its file system.
     let mut file = NamedTempFile::new_in(folder)?;
     file.write_all(bytes)?;
     // A temporary file is readable for its user alone.

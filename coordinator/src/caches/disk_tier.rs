@@ -270,7 +270,7 @@ impl DiskTier {
     /// Removes the files that no stream uses: those of one dataset, or all. Returns their bytes.
     pub(crate) fn drop_unused(&self, name: Option<&str>) -> u64 {
         let _opening = lock(&self.opening);
-        // Before the table is locked, which status and each opening look into.
+        // The folder is read before the table is locked, which status and each opening look into.
         let mut files = files(&self.folder).unwrap_or_default();
         if let Some(name) = name {
             let open = self.open_files();

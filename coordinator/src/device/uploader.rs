@@ -356,7 +356,7 @@ impl Supervisor {
                 },
                 descriptors,
             ) => {
-                // Before the owner is told: with a wrong number, it would give jobs buffers that do not exist.
+                // The number is checked before the owner is told, which would give jobs buffers that do not exist.
                 if !RING_BUFFERS.contains(&buffers) {
                     return self.kill(OPENED_WRONGLY);
                 }

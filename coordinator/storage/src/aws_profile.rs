@@ -1,32 +1,19 @@
 //! Profiles of Amazon's tools: credentials, region and address of S3 in the files under `~/.aws`.
 //!
-//! A profile has keys, or the command of a program that prints temporary ones (`credential_process`). Those of a program
-//! are asked for anew when two thirds of their time are over. Other ways to sign in, such as single sign-on, are left to
-//! such a program: `aws configure export-credentials --format process` knows them all.
+//! A profile has keys, or names a program that prints temporary ones ([`CredentialProcess`]). Other ways to sign in, such
+//! as single sign-on, are left to such a program: `aws configure export-credentials --format process` knows them all.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
 
-use async_trait::async_trait;
-use chrono::DateTime;
 use configparser::ini::{Ini, IniDefault};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential};
-use object_store::{CredentialProvider, Result};
-use serde::Deserialize;
-use tokio::sync::Mutex;
+use object_store::{Result, StaticCredentialProvider};
 
+use crate::credential_process::CredentialProcess;
 use crate::variables::{Variables, value};
-
-/// Longest time that a program may take to print credentials.
-const PROGRAM_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time for which a failure of the program is repeated. Hundreds of reads may ask at the same time.
-const FAILURE_AGE: Duration = Duration::from_secs(2);
-/// Most bytes that a program may print.
-const MOST_PRINTED: u64 = 1 << 16;
 
 /// Beginnings of settings by which a profile signs in, if it has neither keys nor a program.
 const OTHER_WAYS: [&str; 5] = [
@@ -43,13 +30,13 @@ pub(crate) struct AwsProfile {
     settings: BTreeMap<String, String>,
 }
 
-/// How a profile gives credentials.
+/// The way in which a profile gives credentials.
 enum Way<'a> {
     Keys(AwsCredential),
     Program(&'a str),
-    /// By a setting of this name, which is not supported.
+    /// A setting of this name, which is not supported.
     Other(&'a str),
-    /// Not at all: it holds other settings.
+    /// The profile has no credentials, only other settings.
     None,
 }
 
@@ -147,8 +134,9 @@ impl AwsProfile {
             }
         });
         match self.way() {
-            Way::Keys(keys) => Ok(builder
-                .with_credentials(Arc::new(object_store::StaticCredentialProvider::new(keys)))),
+            Way::Keys(keys) => {
+                Ok(builder.with_credentials(Arc::new(StaticCredentialProvider::new(keys))))
+            }
             Way::Program(command) => {
                 Ok(builder.with_credentials(Arc::new(CredentialProcess::new(&self.name, command))))
             }
@@ -203,180 +191,6 @@ fn error(text: String) -> object_store::Error {
     object_store::Error::Generic {
         store: "S3",
         source: text.into(),
-    }
-}
-
-/// What a program prints.
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Printed {
-    version: u32,
-    access_key_id: String,
-    secret_access_key: String,
-    session_token: Option<String>,
-    expiration: Option<String>,
-}
-
-/// Credentials that a program of the user prints.
-pub(crate) struct CredentialProcess {
-    profile: String,
-    command: String,
-    /// Held while the program runs, so that it runs once for all requests.
-    last: Mutex<Option<LastRun>>,
-}
-
-/// What came of the last run of a program.
-enum LastRun {
-    Gave(Arc<AwsCredential>, Option<Lifetime>),
-    Failed(Instant, String),
-}
-
-/// Times of temporary credentials.
-#[derive(Clone, Copy)]
-struct Lifetime {
-    renewal: SystemTime,
-    end: SystemTime,
-}
-
-impl Lifetime {
-    fn until(end: SystemTime) -> Lifetime {
-        let now = SystemTime::now();
-        let left = end.duration_since(now).unwrap_or(Duration::ZERO);
-        Lifetime {
-            renewal: now + left * 2 / 3,
-            end,
-        }
-    }
-}
-
-impl CredentialProcess {
-    fn new(profile: &str, command: &str) -> Self {
-        CredentialProcess {
-            profile: profile.to_owned(),
-            command: command.to_owned(),
-            last: Mutex::new(None),
-        }
-    }
-
-    /// Runs the program. An error says what is wrong, but nothing that the program has printed.
-    async fn run(&self) -> Result<(AwsCredential, Option<Lifetime>), String> {
-        let mut child = Command::new("/bin/sh")
-            .args(["-c", &self.command])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            // It might print a secret, and this process's stderr is the log.
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|e| format!("cannot be started: {e}"))?;
-        let stdout = child.stdout.take();
-        let reading = tokio::task::spawn_blocking(move || {
-            let mut printed = Vec::new();
-            let stdout = stdout.ok_or(io::ErrorKind::BrokenPipe)?;
-            stdout.take(MOST_PRINTED).read_to_end(&mut printed)?;
-            Ok::<_, io::Error>(printed)
-        });
-        let read = tokio::time::timeout(PROGRAM_TIMEOUT, reading).await;
-        if read.is_err() {
-            // The reader ends with the program.
-            let _ = child.kill();
-        }
-        let status = child
-            .wait()
-            .map_err(|e| format!("cannot be awaited: {e}"))?;
-        let Ok(printed) = read else {
-            return Err(format!(
-                "has not ended after {} s",
-                PROGRAM_TIMEOUT.as_secs()
-            ));
-        };
-        if !status.success() {
-            return Err(format!("has failed ({status}): run it by hand to see why"));
-        }
-        let printed = printed.map_err(io::Error::from).and_then(|read| read);
-        credentials_in(&printed.map_err(|e| format!("cannot be read: {e}"))?)
-    }
-}
-
-fn credentials_in(printed: &[u8]) -> Result<(AwsCredential, Option<Lifetime>), String> {
-    // The message of the parser is left out, because it may repeat a secret.
-    let printed: Printed = serde_json::from_slice(printed).map_err(|_| {
-        "has not printed JSON with Version, AccessKeyId and SecretAccessKey".to_owned()
-    })?;
-    if printed.version != 1 {
-        return Err(format!(
-            "has printed Version {}, and not 1",
-            printed.version
-        ));
-    }
-    let lifetime = match &printed.expiration {
-        None => None,
-        Some(text) => {
-            let end = DateTime::parse_from_rfc3339(text)
-                .map_err(|_| "has printed an Expiration that is no time".to_owned())?;
-            Some(Lifetime::until(end.into()))
-        }
-    };
-    let credential = AwsCredential {
-        key_id: printed.access_key_id,
-        secret_key: printed.secret_access_key,
-        token: printed.session_token,
-    };
-    Ok((credential, lifetime))
-}
-
-impl std::fmt::Debug for CredentialProcess {
-    // The command may hold a secret.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "CredentialProcess of the profile {}", self.profile)
-    }
-}
-
-#[async_trait]
-impl CredentialProvider for CredentialProcess {
-    type Credential = AwsCredential;
-
-    async fn get_credential(&self) -> Result<Arc<AwsCredential>> {
-        let mut last = self.last.lock().await;
-        let now = SystemTime::now();
-        let usable = match &*last {
-            Some(LastRun::Gave(credential, lifetime)) => {
-                if lifetime.is_none_or(|lifetime| now < lifetime.renewal) {
-                    return Ok(credential.clone());
-                }
-                lifetime
-                    .filter(|lifetime| now < lifetime.end)
-                    .map(|lifetime| (credential.clone(), lifetime))
-            }
-            Some(LastRun::Failed(when, what)) if when.elapsed() < FAILURE_AGE => {
-                return Err(error(what.clone()));
-            }
-            _ => None,
-        };
-        match (self.run().await, usable) {
-            (Ok((credential, lifetime)), _) => {
-                let credential = Arc::new(credential);
-                *last = Some(LastRun::Gave(credential.clone(), lifetime));
-                Ok(credential)
-            }
-            // What is there still serves, and its last third is divided in the same way.
-            (Err(why), Some((credential, lifetime))) => {
-                tracing::warn!(
-                    profile = self.profile,
-                    "the credential_process of the profile {why}"
-                );
-                let lifetime = Lifetime::until(lifetime.end);
-                *last = Some(LastRun::Gave(credential.clone(), Some(lifetime)));
-                Ok(credential)
-            }
-            (Err(why), None) => {
-                let what = format!(
-                    "the credential_process of the profile {} {why}",
-                    self.profile
-                );
-                *last = Some(LastRun::Failed(Instant::now(), what.clone()));
-                Err(error(what))
-            }
-        }
     }
 }
 
@@ -467,29 +281,5 @@ mod tests {
     fn a_program_is_named_as_it_is_written() {
         let profile = read("program", CONFIG, "").unwrap().unwrap();
         assert!(matches!(profile.way(), Way::Program("cat \"/a b/c\"")));
-    }
-
-    #[test]
-    fn what_a_program_prints_is_checked_and_never_repeated() {
-        let printed = |rest: &str| {
-            let text = format!("{{\"AccessKeyId\": \"K\", \"SecretAccessKey\": \"HIDDEN\"{rest}}}");
-            credentials_in(text.as_bytes())
-        };
-        let (credential, lifetime) = printed(", \"Version\": 1").ok().unwrap();
-        assert_eq!((&*credential.key_id, lifetime.is_none()), ("K", true));
-        let whole =
-            ", \"Version\": 1, \"SessionToken\": \"T\", \"Expiration\": \"2100-01-01T00:00:00Z\"";
-        let (credential, lifetime) = printed(whole).ok().unwrap();
-        assert_eq!(credential.token.as_deref(), Some("T"));
-        let lifetime = lifetime.unwrap();
-        assert!(SystemTime::now() < lifetime.renewal && lifetime.renewal < lifetime.end);
-        for wrong in [
-            "",
-            ", \"Version\": 2",
-            ", \"Version\": 1, \"Expiration\": \"HIDDEN\"",
-        ] {
-            let error = printed(wrong).err().unwrap();
-            assert!(!error.contains("HIDDEN"), "{error}");
-        }
     }
 }

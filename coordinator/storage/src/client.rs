@@ -103,43 +103,31 @@ const AZ_CREDENTIALS: [(&str, &str); 5] = [
     ("AZURE_STORAGE_CLIENT_SECRET", "AZURE_STORAGE_CLIENT_SECRET"),
 ];
 
-/// Returns the source of the credentials of a store, in words, or `None` for a store that needs none. Never the
-/// credentials themselves.
-pub(crate) fn credentials(scheme: UrlScheme, variables: &Variables) -> Option<String> {
+/// Returns what names the credentials of a store, in words: a variable, or a profile. Never the credentials themselves.
+/// Without a name, only the metadata server of a cloud's machine can give some.
+pub(crate) fn named_credentials(scheme: UrlScheme, variables: &Variables) -> Option<String> {
     let known: &[(&str, &'static str)] = match scheme {
         UrlScheme::S3 => &S3_CREDENTIALS,
         UrlScheme::Gs => &GS_CREDENTIALS,
         UrlScheme::Az => &AZ_CREDENTIALS,
         UrlScheme::Http | UrlScheme::Https => return None,
     };
-    let found = known
-        .iter()
-        .find(|(name, _)| value(name, variables).is_some());
-    if let Some((_, text)) = found {
+    let is_set = |(name, _): &&(&str, &str)| value(name, variables).is_some();
+    if let Some((_, text)) = known.iter().find(is_set) {
         return Some((*text).to_owned());
     }
-    let profile = profile(scheme, variables).ok().flatten();
-    let named = profile.and_then(|profile| profile.describe());
-    Some(named.unwrap_or_else(|| "the role of this machine, as no variable names any".into()))
+    if scheme != UrlScheme::S3 {
+        return None;
+    }
+    // A profile that cannot be read is an error of the client.
+    let profile = profile(variables).ok().flatten();
+    profile.and_then(|profile| profile.describe())
 }
 
-/// Returns `true` if nothing names credentials, so that only the metadata server of a cloud's machine could give some.
-pub(crate) fn lacks_credentials(scheme: UrlScheme, variables: &Variables) -> bool {
-    let has_profile = || {
-        let profile = profile(scheme, variables).ok().flatten();
-        profile.is_some_and(|profile| profile.describe().is_some())
-    };
-    scheme == UrlScheme::S3 && !is_named_by_variables(variables) && !has_profile()
-}
-
-fn is_named_by_variables(variables: &Variables) -> bool {
-    let is_named = |(name, _): &(&str, &str)| value(name, variables).is_some();
-    S3_CREDENTIALS.iter().any(is_named)
-}
-
-/// Returns the profile that is used: variables with credentials come before it.
-fn profile(scheme: UrlScheme, variables: &Variables) -> Result<Option<AwsProfile>> {
-    if scheme != UrlScheme::S3 || is_named_by_variables(variables) {
+/// Returns the profile that is used. Variables with credentials come before it.
+fn profile(variables: &Variables) -> Result<Option<AwsProfile>> {
+    let is_set = |(name, _): &(&str, &str)| value(name, variables).is_some();
+    if S3_CREDENTIALS.iter().any(is_set) {
         return Ok(None);
     }
     AwsProfile::read(variables)
@@ -245,7 +233,7 @@ fn s3(bucket: &str, variables: &Variables, connector: CountingConnector) -> Resu
     let builder = configured(AmazonS3Builder::from_env(), variables, |b, key, value| {
         b.with_config(key, value)
     });
-    let builder = match profile(UrlScheme::S3, variables)? {
+    let builder = match profile(variables)? {
         Some(profile) => profile.apply(builder)?,
         None => builder,
     };

@@ -21,6 +21,7 @@
 mod answer;
 mod aws_profile;
 mod client;
+mod credential_process;
 mod early_reads;
 mod error;
 mod file;

@@ -373,6 +373,7 @@ impl ObjectTable {
         Ok(())
     }
 
+    /// Reads a part of an object into memory of its length.
     fn read_part(&self, extent: Extent, into: &mut [u8]) -> Result<(), Error> {
         if into.is_empty() {
             return Ok(());
@@ -389,6 +390,7 @@ impl ObjectTable {
         }
     }
 
+    /// Reads a part of an object of a store.
     fn read_part_of(
         &self,
         store: &RemoteStore,

@@ -104,9 +104,9 @@ impl OpenFiles {
             _ => unreadable(object.path.display(), e),
         };
         let file = self.open(object).map_err(failed)?;
-        // Asked at each read, because a file may be written to in place while it is open.
-        object.check(&file.metadata().map_err(failed)?)?;
-        file.read_exact_at(into, at).map_err(failed)
+        file.read_exact_at(into, at).map_err(failed)?;
+        // The check follows each read, because a file may be written to in place while it is open, and while it is read.
+        object.check(&file.metadata().map_err(failed)?)
     }
 
     fn open(&self, object: &LocalObject<'_>) -> io::Result<Arc<File>> {

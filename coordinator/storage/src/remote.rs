@@ -22,7 +22,7 @@ use self::reading::{Reading, Unread};
 use self::renewal::RenewableClient;
 
 use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
-use crate::client::{RESTART, credentials, endpoint, environment, lacks_credentials};
+use crate::client::{RESTART, endpoint, environment, named_credentials};
 use crate::error::{Error, ErrorKind, changed, too_long};
 use crate::file::MOST_BYTES;
 use crate::health::{OutageReport, StoreHealth, Tries};
@@ -43,9 +43,8 @@ pub struct RemoteStore {
     name: String,
     scheme: UrlScheme,
     client: RenewableClient,
-    /// `true` if the environment names no credentials, so that only a metadata server could give some.
-    lacks_credentials: bool,
-    credentials: Option<String>,
+    /// What names the credentials. `None` if a metadata server has to give some, or if none are needed.
+    named_credentials: Option<String>,
     endpoint: String,
     io: Arc<IoRuntime>,
     health: StoreHealth,
@@ -128,8 +127,7 @@ impl RemoteStore {
             name: url.store(),
             scheme: url.scheme,
             client,
-            lacks_credentials: lacks_credentials(url.scheme, variables),
-            credentials: credentials(url.scheme, variables),
+            named_credentials: named_credentials(url.scheme, variables),
             endpoint: endpoint(url, variables),
             io,
             health: StoreHealth::default(),
@@ -153,7 +151,8 @@ impl RemoteStore {
     /// Returns the source of the credentials, in words, or `None` if none are needed. Never the credentials themselves.
     #[must_use]
     pub fn credentials(&self) -> Option<&str> {
-        self.credentials.as_deref()
+        let role = "the role of this machine, as no variable names any";
+        (!self.scheme.is_http()).then(|| self.named_credentials.as_deref().unwrap_or(role))
     }
 
     /// Returns the address of the store, for people.
@@ -516,7 +515,7 @@ impl RemoteStore {
             AnswerMeaning::Refused => {
                 format!("check the credentials: {}", environment(self.scheme))
             }
-            _ if self.lacks_credentials => {
+            _ if self.scheme == UrlScheme::S3 && self.named_credentials.is_none() => {
                 format!("no credentials are found: {}", environment(self.scheme))
             }
             AnswerMeaning::NoConnection => {

@@ -7,26 +7,16 @@ The command must be built with failpoints, as ``make test`` builds it. Panics wi
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinators import stream
+from coordinators import knows, stream
 from jobs import Start, go, reports
 from user_jobs import job
 
-
-def has_failpoints() -> bool:
-    """Returns whether the command that is installed knows the variable that sets failpoints."""
-    command = shutil.which("coprep")
-    assert command is not None
-    return b"FAILPOINTS" in Path(command).read_bytes()
-
-
 pytestmark = [
-    pytest.mark.skipif(not has_failpoints(), reason="the command was built without failpoints: use make test"),
+    pytest.mark.skipif(not knows("FAILPOINTS"), reason="the command was built without failpoints: use make test"),
     pytest.mark.usefixtures("nothing_is_left"),
 ]
 N = 64

@@ -9,12 +9,12 @@ socket are left out: Ctrl-C, and the death of the coordinator.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from coordinators import knows
 
 POLL_INTERVAL = "COPREP_TEST_POLL_INTERVAL"
 
@@ -34,16 +34,9 @@ SELECTION = [
 ]
 
 
-def is_release() -> bool:
-    """Returns whether this is a release build, which does not know the variable and cannot lengthen intervals."""
-    command = shutil.which("coprep")
-    assert command is not None
-    return POLL_INTERVAL.encode() not in Path(command).read_bytes()
-
-
 @pytest.mark.skipif(POLL_INTERVAL in os.environ, reason="the intervals are long already")
 def test_nothing_relies_on_polling() -> None:
-    if is_release():
+    if not knows(POLL_INTERVAL):
         pytest.skip("a release build: its poll intervals cannot be lengthened")
     tests = [str(Path(__file__).parents[1] / test) for test in SELECTION]
     run = subprocess.run(

@@ -117,7 +117,7 @@ pub(crate) fn trace(name: &str, answer: &str) {
     let Some(path) = &settings().trace else {
         return;
     };
-    // One write, so that the lines of several processes do not mix.
+    // The line is one write, so that those of several processes do not mix.
     let line = format!("{} {name} {answer}\n", std::process::id());
     let file = OpenOptions::new().append(true).create(true).open(path);
     file.and_then(|mut file| file.write_all(line.as_bytes()))

@@ -99,7 +99,7 @@ impl Answer {
 
 /// Writes all parts, in as few calls as the system allows.
 fn write_all_vectored(to: &mut TcpStream, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
-    // Leaves out empty parts, so that the loop ends where only they are left.
+    // This leaves out empty parts, so that the loop ends where only they are left.
     IoSlice::advance_slices(&mut parts, 0);
     while !parts.is_empty() {
         match to.write_vectored(parts) {

@@ -93,7 +93,7 @@ impl HttpRequest {
             .header("range")?
             .strip_prefix("bytes=")?
             .split_once('-')?;
-        // Without a last byte, as in `bytes=5-`, a range reaches to the end.
+        // A range without a last byte, such as `bytes=5-`, reaches to the end.
         Some((first.parse().ok()?, last.parse().unwrap_or(u64::MAX)))
     }
 }

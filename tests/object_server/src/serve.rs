@@ -149,7 +149,7 @@ fn serve(mut connection: TcpStream, shared: &Shared) {
     let Ok(reading) = connection.try_clone() else {
         return;
     };
-    // A large answer is two writes, of which the second would wait until the client acknowledges the first.
+    // An answer may take several writes. Otherwise each would wait until the client acknowledges the one before.
     let _ = connection.set_nodelay(true);
     let mut requests = BufReader::new(reading);
     while let Ok(Some(request)) = HttpRequest::read(&mut requests) {

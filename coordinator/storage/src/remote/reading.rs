@@ -78,7 +78,7 @@ impl Reading {
                 break;
             };
             self.traffic.count_received(piece.len() as u64);
-            // Checked at each piece, because a body without an end must not fill the memory.
+            // The length is checked at each piece, because a body without an end must not fill the memory.
             if (bytes.len() + piece.len()) as u64 > length {
                 return Err(OTHER_LENGTH);
             }
@@ -114,6 +114,7 @@ impl Reading {
         }
     }
 
+    /// Checks that an object is the one that was listed.
     fn check(&self, found: &ObjectMeta) -> Result<(), Unread> {
         if self.object.size.is_some_and(|size| size != found.size) {
             return Err(OTHER_LENGTH);
