@@ -1,7 +1,7 @@
 //! Credentials of S3 that a program of the user prints, as the setting `credential_process` of a profile says.
 //!
 //! The program runs once for all requests, on demand, and again when two thirds of the time of its credentials are over.
-//! What it prints is never repeated in a message, because it holds secrets.
+//! No message repeats what it prints, because that holds secrets.
 
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
@@ -40,9 +40,9 @@ struct PrintedCredentials {
 }
 
 /// The program, and its last credentials.
-pub(crate) struct CredentialProcess(Arc<Shared>);
+pub(crate) struct CredentialProcess(Arc<ProgramCredentials>);
 
-struct Shared {
+struct ProgramCredentials {
     profile: String,
     command: String,
     /// Held while the program runs, so that it runs once for all requests.
@@ -82,7 +82,7 @@ impl Lifetime {
 
 impl CredentialProcess {
     pub(crate) fn new(profile: &str, command: &str) -> Self {
-        CredentialProcess(Arc::new(Shared {
+        CredentialProcess(Arc::new(ProgramCredentials {
             profile: profile.to_owned(),
             command: command.to_owned(),
             last: Mutex::new(None),
@@ -132,7 +132,7 @@ impl GivenCredentials {
     }
 }
 
-impl Shared {
+impl ProgramCredentials {
     /// Returns credentials, for which the program is run unless another request has just had them. If it fails, those of
     /// the run before serve until they expire.
     async fn renewed(&self) -> std::result::Result<Arc<AwsCredential>, String> {

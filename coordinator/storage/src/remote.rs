@@ -43,7 +43,8 @@ pub struct RemoteStore {
     name: String,
     scheme: UrlScheme,
     client: RenewableClient,
-    /// What names the credentials. `None` if a metadata server has to give some, or if none are needed.
+    /// The variable or profile that names the credentials. `None` if a metadata server has to give some, or if none are
+    /// needed.
     named_credentials: Option<String>,
     endpoint: String,
     io: Arc<IoRuntime>,
