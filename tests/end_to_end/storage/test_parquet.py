@@ -189,7 +189,7 @@ def test_subsets_and_states_work_as_with_files(socket_path: Path, files: Path) -
 
 def test_the_commands_take_parquet_files(socket_path: Path, files: Path) -> None:
     for command in (["analyze"], ["bench", "--jobs", "1"]):
-        done = run(*command, files / BRACES, "--seconds", "0.2", "--json")
+        done = run(*command, files / BRACES, "--seconds", "0.2", "--batch-size", "4", "--json")
         assert done.returncode == 0, done.stderr
         assert "parquet" in done.stdout
 
