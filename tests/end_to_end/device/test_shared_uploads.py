@@ -208,12 +208,18 @@ def test_ranks_on_several_gpus_share_and_each_sample_comes_once_to_a_job(serve: 
         options = [{"rank": rank, "world_size": 2, "group": group} for rank in (0, 1)]
         return [job("devices=2", gpu=of["rank"], gpus=2, epochs=6, options=of, **plan) for of in options]
 
+    def rings() -> list[Any]:
+        return [ring for gpu in coprep.status()["gpus"] for ring in gpu["rings"]]
+
     first = ranks("first", steps=True, waits=False)
     for rank in first:
         rank.line()
     # The second job comes within an epoch of the first one. Its ranks are aligned with those of the first.
-    second = ranks("second")
-    for rank in first:
+    second = ranks("second", steps=True, waits=False)
+    for rank in second:
+        rank.line()
+    until(lambda: len(rings()) == 2, "there is a ring on each GPU")
+    for rank in (*first, *second):
         rank.run_on()
     for of_job in (first, second):
         reports = [epochs_of(rank) for rank in of_job]
