@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::aws_profile::AwsProfile;
+use crate::hub::{self, HubStore};
 use crate::traffic::{CountingConnector, TrafficCounters};
 use crate::variables::{Variables, value};
 use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
@@ -37,6 +38,7 @@ pub(crate) fn environment(scheme: UrlScheme) -> String {
         UrlScheme::Az => {
             "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or another Azure credential"
         }
+        UrlScheme::Hf => "HF_TOKEN to a token that may read the dataset, or sign in by `hf auth login`",
         UrlScheme::Http | UrlScheme::Https => {
             return "see whether the URL opens in a browser".into();
         }
@@ -110,6 +112,7 @@ pub(crate) fn named_credentials(scheme: UrlScheme, variables: &Variables) -> Opt
         UrlScheme::S3 => &S3_CREDENTIALS,
         UrlScheme::Gs => &GS_CREDENTIALS,
         UrlScheme::Az => &AZ_CREDENTIALS,
+        UrlScheme::Hf => return hub::named_token(variables),
         UrlScheme::Http | UrlScheme::Https => return None,
     };
     let is_set = |(name, _): &&(&str, &str)| value(name, variables).is_some();
@@ -150,6 +153,7 @@ pub(crate) fn endpoint(url: &DatasetUrl, variables: &Variables) -> String {
             &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"],
             "Azure Blob Storage".into(),
         ),
+        UrlScheme::Hf => return without_user(&hub::endpoint(variables)),
         UrlScheme::Http | UrlScheme::Https => (&[], url.store()),
     };
     match names.iter().find_map(|name| value(name, variables)) {
@@ -177,6 +181,7 @@ pub(crate) fn client(
         UrlScheme::S3 => Arc::new(s3(bucket, variables, connector)?),
         UrlScheme::Gs => Arc::new(gs(bucket, variables, connector)?),
         UrlScheme::Az => Arc::new(az(bucket, variables, connector)?),
+        UrlScheme::Hf => Arc::new(HubStore::new(bucket, variables, &connector)?),
         UrlScheme::Http | UrlScheme::Https => Arc::new(
             HttpBuilder::new()
                 .with_url(url.store())
@@ -188,7 +193,7 @@ pub(crate) fn client(
     })
 }
 
-fn options(is_plain: bool) -> ClientOptions {
+pub(crate) fn options(is_plain: bool) -> ClientOptions {
     ClientOptions::new()
         .with_allow_http(is_plain)
         .with_connect_timeout(CONNECT_TIMEOUT)
@@ -198,7 +203,7 @@ fn options(is_plain: bool) -> ClientOptions {
         .with_pool_max_idle_per_host(IDLE_CONNECTIONS)
 }
 
-fn retry() -> RetryConfig {
+pub(crate) fn retry() -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig {
             init_backoff: Duration::from_millis(100),
@@ -225,7 +230,7 @@ fn configured<B, K: std::str::FromStr>(
 }
 
 /// Returns `true` for the address of a server without TLS. Whoever names such an address wants it so.
-fn is_plain(address: Option<&str>) -> bool {
+pub(crate) fn is_plain(address: Option<&str>) -> bool {
     address.is_some_and(|address| address.starts_with("http://"))
 }
 
