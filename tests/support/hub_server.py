@@ -119,7 +119,7 @@ class _Hub(_Answering):
         path, _, query = self.path.partition("?")
         is_interface = path.startswith("/api/")
         parts = [urllib.parse.unquote(part) for part in path.removeprefix("/api").split("/")[1:]]
-        dataset, how, revision, rest = "/".join(parts[1:3]), parts[3], parts[4], "/".join(parts[5:])
+        dataset, (how, revision), rest = "/".join(parts[1:3]), parts[3:5] or ("revision", "main"), "/".join(parts[5:])
         denied = self.hub.token is not None and self.headers.get("Authorization") != f"Bearer {self.hub.token}"
         if dataset not in self.hub.datasets or denied:
             self.answer(401, b"Repository not found", X_Error_Code="RepoNotFound")
@@ -149,8 +149,7 @@ class _Hub(_Answering):
         link = {}
         if start + PAGE < len(entries):
             query["cursor"] = [str(start + PAGE)]
-            # The real one names itself, also to somebody who came through another address.
-            page = f"https://hub.example{self.path.partition('?')[0]}?{urllib.parse.urlencode(query, doseq=True)}"
+            page = f"{self.hub.address}{self.path.partition('?')[0]}?{urllib.parse.urlencode(query, doseq=True)}"
             link = {"Link": f'<{page}>; rel="next"'}
         self.answer_json(entries[start : start + PAGE], **link)
 

@@ -287,11 +287,21 @@ mod tests {
             ("hf://datasets/o/n@refs/convert/parquet/a/b", parquet, "a/b"),
             ("hf://datasets/o/n@refs%2Fconvert%2Fparquet", parquet, ""),
             ("hf://datasets/o/n@~parquet/a/b/", parquet, "a/b"),
-            ("hf://datasets/o/n@refs/pr/10/a", "datasets/o/n@refs%2Fpr%2F10", "a"),
+            (
+                "hf://datasets/o/n@refs/pr/10/a",
+                "datasets/o/n@refs%2Fpr%2F10",
+                "a",
+            ),
         ] {
             assert_eq!(split(text), Some((bucket.into(), key.into())), "{text}");
         }
-        for text in ["hf://o/n", "hf://datasets/n", "hf://datasets/o/n@/a", "hf://datasets/o/../a", "hf://datasets/o/n@b?/a"] {
+        for text in [
+            "hf://o/n",
+            "hf://datasets/n",
+            "hf://datasets/o/n@/a",
+            "hf://datasets/o/../a",
+            "hf://datasets/o/n@b?/a",
+        ] {
             let refused = DatasetUrl::parse(text).expect_err(text).to_string();
             assert!(refused.contains("hf://datasets/owner/name"), "{refused}");
         }

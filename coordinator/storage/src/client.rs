@@ -38,7 +38,9 @@ pub(crate) fn environment(scheme: UrlScheme) -> String {
         UrlScheme::Az => {
             "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or another Azure credential"
         }
-        UrlScheme::Hf => "HF_TOKEN to a token that may read the dataset, or sign in by `hf auth login`",
+        UrlScheme::Hf => {
+            "HF_TOKEN to a token that may read the dataset, or sign in by `hf auth login`"
+        }
         UrlScheme::Http | UrlScheme::Https => {
             return "see whether the URL opens in a browser".into();
         }

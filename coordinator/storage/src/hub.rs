@@ -23,6 +23,7 @@ use object_store::{
     MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload,
     PutResult, Result,
 };
+use reqwest::Url;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -148,7 +149,9 @@ fn client_options(endpoint: &str, variables: &Variables) -> Result<ClientOptions
     let header = HeaderValue::try_from(format!("Bearer {}", token.text));
     let mut header = header.map_err(|_| {
         let place = token.place;
-        failed(format!("{place} is not a token: it has characters that a header cannot have"))
+        failed(format!(
+            "{place} is not a token: it has characters that a header cannot have"
+        ))
     })?;
     header.set_sensitive(true);
     let headers = HeaderMap::from_iter([("authorization".parse().map_err(unexpected)?, header)]);
@@ -187,7 +190,7 @@ impl HubDataset {
         let commit = self.commit().await?;
         let (endpoint, dataset) = (&self.endpoint, &self.dataset);
         let tree = format!("{endpoint}/api/{dataset}/tree/{commit}");
-        let mut url = format!("{tree}{}?recursive=true&expand=false", encoded(folder));
+        let mut url = below(&tree, folder)?;
         let mut files = Vec::new();
         loop {
             let answer = match self.ask(&url).await {
@@ -221,16 +224,17 @@ impl HubDataset {
         if answer.status().is_success() {
             return Ok(answer);
         }
-        let code = header(&answer, "x-error-code").unwrap_or_default();
-        if code == "EntryNotFound" {
+        let code = header(&answer, "x-error-code");
+        if code == Some("EntryNotFound") {
             return Err(Error::NotFound {
                 path: url.to_owned(),
-                source: code.into(),
+                source: "EntryNotFound".into(),
             });
         }
         // In the words of the library's own errors.
-        let status = answer.status();
-        Err(failed(format!("status code: {status}: <Code>{code}</Code>")))
+        let code = code.map(|code| format!(": <Code>{code}</Code>"));
+        let (status, code) = (answer.status(), code.unwrap_or_default());
+        Err(failed(format!("status code: {status}{code}")))
     }
 }
 
@@ -246,19 +250,23 @@ async fn parsed<T: DeserializeOwned>(answer: HttpResponse) -> Result<T> {
 /// Returns the path and the query of the next page, which the header `Link` names.
 fn next_page(answer: &HttpResponse) -> Option<String> {
     let links = header(answer, "link")?;
-    let next = links.split(',').find(|link| link.contains("rel=\"next\""))?;
+    let next = links
+        .split(',')
+        .find(|link| link.contains("rel=\"next\""))?;
     let (_, url) = next.split_once('<')?;
     let (url, _) = url.split_once('>')?;
     let (_, after) = url.split_once("://")?;
     Some(after[after.find('/')?..].to_owned())
 }
 
-/// Returns a folder as part of a URL, with a slash before it.
-fn encoded(folder: &str) -> String {
-    let parts = folder.split('/').filter(|part| !part.is_empty());
-    parts
-        .map(|part| format!("/{}", crate::remote::percent_encoded(part)))
-        .collect()
+/// Returns the URL of the listing of everything below a folder.
+fn below(tree: &str, folder: &str) -> Result<String> {
+    let mut url = Url::parse(tree).map_err(unexpected)?;
+    if let Ok(mut path) = url.path_segments_mut() {
+        path.extend(folder.split('/').filter(|part| !part.is_empty()));
+    }
+    url.set_query(Some("recursive=true&expand=false"));
+    Ok(url.into())
 }
 
 fn object(entry: &HubEntry, commit: &str) -> Result<ObjectMeta> {
@@ -304,7 +312,9 @@ impl ObjectStore for HubStore {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         let dataset = self.0.clone();
-        let folder = prefix.map(|path| path.as_ref().to_owned()).unwrap_or_default();
+        let folder = prefix
+            .map(|path| path.as_ref().to_owned())
+            .unwrap_or_default();
         let files = async move { dataset.list(&folder).await };
         stream::once(files)
             .map_ok(|files| stream::iter(files.into_iter().map(Ok)))

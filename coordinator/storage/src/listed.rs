@@ -145,7 +145,17 @@ mod tests {
             None,
             Some("0x8DC7"),
         ];
-        let sizes = [0, 1, 4_294_967_293, 4_294_967_294, 4_294_967_295, 1 << 40, 2, 3, 4];
+        let sizes = [
+            0,
+            1,
+            4_294_967_293,
+            4_294_967_294,
+            4_294_967_295,
+            1 << 40,
+            2,
+            3,
+            4,
+        ];
         let mut listed = Listed::default();
         // Local objects come first.
         let entries = || {
