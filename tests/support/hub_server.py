@@ -1,6 +1,6 @@
-"""A server with the interface of the Hugging Face Hub, which no test can reach. Hugging Face's own client reads from it too.
+"""A server with the interface of the Hugging Face Hub, which no test can reach. Hugging Face's own client reads from it.
 
-Large files lie on another server, as in the real one: a read is sent on to a signed URL, and a token must not get there.
+Large files lie on another server, as in the real one: reads are sent on to a signed URL, where no token may come.
 """
 
 from __future__ import annotations
