@@ -1,4 +1,4 @@
-"""A server with the interface of the Hugging Face Hub, which no test can reach. Hugging Face's own client reads from it.
+"""A server with the interface of the Hugging Face Hub, which no test can reach. Hugging Face's client reads from it.
 
 Large files lie on another server, as in the real one: reads are sent on to a signed URL, where no token may come.
 """
