@@ -88,8 +88,8 @@ def ImageFolder(root: Path) -> Pipeline:  # noqa: N802 - the name is torchvision
     coordinator reads the folder when a loader first needs it.
 
     Args:
-        root: the folder, or its URL in an object store: ``s3://bucket/prefix``, ``gs://``, ``az://``, or ``http(s)://``
-            of a server that can be listed by WebDAV.
+        root: the folder, or its URL in an object store: ``s3://bucket/prefix``, ``gs://``, ``az://``, ``hf://``, or
+            ``http(s)://`` of a server that can be listed by WebDAV.
 
     Raises:
         ValueError: the URL is not accepted.
@@ -118,7 +118,7 @@ def Files(paths: Iterable[Path], labels: Iterable[int] | None = None) -> Pipelin
     """Returns files by path: images, audio, or ``.npy`` arrays. A sample's id is its position in the list.
 
     Args:
-        paths: the files, or their URLs: ``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``.
+        paths: the files, or their URLs: ``s3://``, ``gs://``, ``az://``, ``hf://``, ``http(s)://``.
         labels: one integer for each path; 0 for all if left out.
 
     Raises:
@@ -141,7 +141,7 @@ def WebDataset(  # noqa: N802 - the name is that of the package webdataset
     index beforehand. Images are 8-bit RGB of shape (3, height, width), labels are int64.
 
     Args:
-        urls: uncompressed tar files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or
+        urls: uncompressed tar files: a path or URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``http(s)://``), or
             several. Braces are expanded: ``"s3://bucket/train-{000..099}.tar"``, ``"{a,b}.tar"``.
         image: endings of the images' names, without a dot, separated by semicolons. The first one that a sample has is
             its image. ``"flac;wav"`` names audio, for ``decode_audio``, and ``"npy"`` arrays, for ``decode_npy``.
@@ -170,7 +170,7 @@ def Parquet(  # noqa: N802
     Hugging Face's ``datasets`` has written into a footer.
 
     Args:
-        urls: parquet files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or several.
+        urls: parquet files: a path or URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``http(s)://``), or several.
             Braces are expanded: ``"s3://bucket/train-{00000..00099}-of-00100.parquet"``. Uncompressed, or compressed by
             snappy, zstd, gzip or lz4. A row group has at most 1 GiB of images; write about 100 rows
             (``row_group_size=100``).
@@ -210,7 +210,7 @@ def Tokens(  # noqa: N802
     The places of windows are computed, and take no memory.
 
     Args:
-        files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or several. Braces are
+        files: a path or URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``http(s)://``), or several. Braces are
             expanded: ``"s3://bucket/train-{000..099}.bin"``.
         window: tokens of a sample.
         dtype: type of the tokens in the files: ``"uint8"`` to ``"int64"``, or such a type of NumPy's or PyTorch's.
@@ -251,7 +251,7 @@ def Arrays(files: Path | Iterable[Path], labels: Iterable[int] | None = None) ->
     ``with_index=True``. It takes no operators. Where each file is a sample, use ``coprep.Files(paths).decode_npy()``.
 
     Args:
-        files: a path or URL (``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``), or several. Braces are
+        files: a path or URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``http(s)://``), or several. Braces are
             expanded.
         labels: one integer for each row of all files.
 

@@ -26,16 +26,19 @@ pub enum UrlScheme {
     Gs,
     /// Azure Blob Storage.
     Az,
+    /// A dataset of the Hugging Face Hub.
+    Hf,
     /// An HTTP server, which is listed by WebDAV if at all.
     Http,
     /// An HTTP server over TLS.
     Https,
 }
 
-const SCHEMES: [(&str, UrlScheme); 5] = [
+const SCHEMES: [(&str, UrlScheme); 6] = [
     ("s3", UrlScheme::S3),
     ("gs", UrlScheme::Gs),
     ("az", UrlScheme::Az),
+    ("hf", UrlScheme::Hf),
     ("http", UrlScheme::Http),
     ("https", UrlScheme::Https),
 ];
@@ -60,7 +63,8 @@ impl UrlScheme {
 pub struct DatasetUrl {
     /// Protocol of the store.
     pub scheme: UrlScheme,
-    /// Bucket, container, or host with an optional port.
+    /// Bucket, container, or host with an optional port. Of the Hugging Face Hub, a dataset with an optional revision, such
+    /// as `datasets/owner/name@main`.
     pub bucket: String,
     /// Key, without a slash at its beginning or end. Empty for the root of the store.
     pub key: String,
@@ -82,16 +86,21 @@ impl DatasetUrl {
         let Some(scheme) = known_scheme(scheme) else {
             return Err(InvalidUrl(format!(
                 "{scheme}:// is not a storage that coprep reads: give a path, or a URL that begins with s3://, gs://, \
-                 az://, http:// or https://"
+                 az://, hf://, http:// or https://"
             )));
         };
-        let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
-        check_bucket(scheme, bucket)?;
+        let (bucket, key) = if scheme == UrlScheme::Hf {
+            hub_dataset(rest)?
+        } else {
+            let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
+            check_bucket(scheme, bucket)?;
+            (bucket.to_owned(), key)
+        };
         let key = key.trim_matches('/');
-        check_key(scheme, bucket, key)?;
+        check_key(scheme, &bucket, key)?;
         Ok(Some(DatasetUrl {
             scheme,
-            bucket: bucket.to_owned(),
+            bucket,
             key: key.to_owned(),
         }))
     }
@@ -163,6 +172,59 @@ fn check_bucket(scheme: UrlScheme, bucket: &str) -> Result<(), InvalidUrl> {
     Ok(())
 }
 
+/// Branches of the Hub whose names have slashes in them, which other tools accept as they are: those of converted files
+/// and of proposed changes.
+const BRANCHES_WITH_SLASHES: [&str; 2] = ["refs/convert/", "refs/pr/"];
+
+/// Splits what follows `hf://` into a dataset, with its revision if one is given, and a path in it.
+fn hub_dataset(rest: &str) -> Result<(String, &str), InvalidUrl> {
+    let invalid = || {
+        InvalidUrl(format!(
+            "hf://{rest} names no dataset: write hf://datasets/owner/name/path, or \
+             hf://datasets/owner/name@revision/path"
+        ))
+    };
+    let mut parts = rest.splitn(3, '/');
+    let (Some("datasets"), Some(owner), Some(after)) = (parts.next(), parts.next(), parts.next())
+    else {
+        return Err(invalid());
+    };
+    let end = after.find(['@', '/']).unwrap_or(after.len());
+    let (name, after) = after.split_at(end);
+    let dataset = format!("datasets/{owner}/{name}");
+    let is_name = |text: &str| {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+        !matches!(text, "" | "." | "..") && text.chars().all(is_part)
+    };
+    if !is_name(owner) || !is_name(name) {
+        return Err(invalid());
+    }
+    let Some(after) = after.strip_prefix('@') else {
+        return Ok((dataset, after));
+    };
+    let (revision, key) = split_revision(after);
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_' | '~' | '%');
+    if revision.is_empty() || !revision.chars().all(is_part) {
+        return Err(invalid());
+    }
+    Ok((format!("{dataset}@{revision}"), key))
+}
+
+/// Splits what follows the `@` of a dataset into a revision, with its slashes encoded, and a path.
+fn split_revision(text: &str) -> (String, &str) {
+    let branch = BRANCHES_WITH_SLASHES
+        .iter()
+        .find_map(|branch| Some((branch, text.strip_prefix(branch)?)));
+    let (branch, rest) = branch.map_or(("", text), |(branch, rest)| (*branch, rest));
+    let (last, key) = rest.split_once('/').unwrap_or((rest, ""));
+    // DuckDB's name of the branch with converted files.
+    let revision = match last {
+        "~parquet" => "refs/convert/parquet".to_owned(),
+        _ => format!("{branch}{last}"),
+    };
+    (revision.replace('/', "%2F"), key)
+}
+
 fn check_key(scheme: UrlScheme, bucket: &str, key: &str) -> Result<(), InvalidUrl> {
     let store = format!("{}://{bucket}", scheme.as_str());
     // Not shown, because the query of a presigned URL is a secret.
@@ -208,6 +270,40 @@ mod tests {
         assert_eq!(parsed("s3://b/a?b#c").as_deref(), Some("s3://b/a?b#c"));
         for path in ["/data", "data", "C:/data", "", "a b://c", "./s3://b"] {
             assert_eq!(parsed(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_dataset_of_the_hub_has_an_owner_and_may_have_a_revision() {
+        let split = |text: &str| {
+            let url = DatasetUrl::parse(text).expect("it is accepted");
+            url.map(|url| (url.bucket, url.key))
+        };
+        let parquet = "datasets/o/n@refs%2Fconvert%2Fparquet";
+        for (text, bucket, key) in [
+            ("hf://datasets/o/n", "datasets/o/n", ""),
+            ("hf://datasets/o/n/a/b@c", "datasets/o/n", "a/b@c"),
+            ("hf://datasets/o/n@v1.0/a", "datasets/o/n@v1.0", "a"),
+            ("hf://datasets/o/n@refs/convert/parquet/a/b", parquet, "a/b"),
+            ("hf://datasets/o/n@refs%2Fconvert%2Fparquet", parquet, ""),
+            ("hf://datasets/o/n@~parquet/a/b/", parquet, "a/b"),
+            (
+                "hf://datasets/o/n@refs/pr/10/a",
+                "datasets/o/n@refs%2Fpr%2F10",
+                "a",
+            ),
+        ] {
+            assert_eq!(split(text), Some((bucket.into(), key.into())), "{text}");
+        }
+        for text in [
+            "hf://o/n",
+            "hf://datasets/n",
+            "hf://datasets/o/n@/a",
+            "hf://datasets/o/../a",
+            "hf://datasets/o/n@b?/a",
+        ] {
+            let refused = DatasetUrl::parse(text).expect_err(text).to_string();
+            assert!(refused.contains("hf://datasets/owner/name"), "{refused}");
         }
     }
 

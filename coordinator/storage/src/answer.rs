@@ -23,7 +23,7 @@ pub(crate) enum AnswerMeaning {
     NoObject,
     /// The object is not the one that was asked for.
     OtherObject,
-    /// There is no such bucket or container.
+    /// There is no such bucket, container or dataset.
     NoBucket,
     /// The credentials are missing, wrong, expired, or do not suffice.
     Refused,
@@ -46,21 +46,24 @@ impl AnswerMeaning {
     }
 }
 
-/// Error codes for a bucket or container that does not exist.
-const NO_BUCKET: [&str; 4] = [
+/// Error codes for a bucket, container or dataset that does not exist.
+const NO_BUCKET: [&str; 6] = [
     "NoSuchBucket",
     "ContainerNotFound",
     "InvalidBucketName",
     "The specified bucket does not exist",
+    "RepoNotFound",
+    "RevisionNotFound",
 ];
 /// Error codes for credentials that are not accepted. Some come with status 400.
-const REFUSED: [&str; 6] = [
+const REFUSED: [&str; 7] = [
     "ExpiredToken",
     "InvalidToken",
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
     "RequestTimeTooSkewed",
     "AuthenticationFailed",
+    "GatedRepo",
 ];
 
 /// Interprets the error of a request.

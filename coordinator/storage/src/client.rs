@@ -1,9 +1,10 @@
 //! Clients of stores, made from the settings of the environment.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::aws_profile::AwsProfile;
+use crate::http_options::{is_plain, options, retry};
+use crate::hub::{self, HubStore};
 use crate::traffic::{CountingConnector, TrafficCounters};
 use crate::variables::{Variables, value};
 use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
@@ -11,17 +12,7 @@ use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
-use object_store::{BackoffConfig, ClientOptions, ObjectStore, Result, RetryConfig};
-
-/// Longest time to connect, and longest time without a byte.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// The library's own retries. They are short, because they use the credentials of the first try.
-const RETRIES: usize = 3;
-const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Idle connections that are kept for each host: as many as reads that may be under way. Each further one would be opened
-/// anew for each read.
-const IDLE_CONNECTIONS: usize = 512;
+use object_store::{ObjectStore, Result};
 
 pub(crate) const RESTART: &str =
     "start the coordinator anew (coprep stop), which takes the environment of the next job";
@@ -36,6 +27,9 @@ pub(crate) fn environment(scheme: UrlScheme) -> String {
         UrlScheme::Gs => "GOOGLE_APPLICATION_CREDENTIALS",
         UrlScheme::Az => {
             "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or another Azure credential"
+        }
+        UrlScheme::Hf => {
+            "HF_TOKEN to a token that may read the dataset, or sign in by `hf auth login`"
         }
         UrlScheme::Http | UrlScheme::Https => {
             return "see whether the URL opens in a browser".into();
@@ -110,6 +104,7 @@ pub(crate) fn named_credentials(scheme: UrlScheme, variables: &Variables) -> Opt
         UrlScheme::S3 => &S3_CREDENTIALS,
         UrlScheme::Gs => &GS_CREDENTIALS,
         UrlScheme::Az => &AZ_CREDENTIALS,
+        UrlScheme::Hf => return hub::named_token(variables),
         UrlScheme::Http | UrlScheme::Https => return None,
     };
     let is_set = |(name, _): &&(&str, &str)| value(name, variables).is_some();
@@ -150,6 +145,7 @@ pub(crate) fn endpoint(url: &DatasetUrl, variables: &Variables) -> String {
             &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"],
             "Azure Blob Storage".into(),
         ),
+        UrlScheme::Hf => return without_user(&hub::endpoint(variables)),
         UrlScheme::Http | UrlScheme::Https => (&[], url.store()),
     };
     match names.iter().find_map(|name| value(name, variables)) {
@@ -177,6 +173,7 @@ pub(crate) fn client(
         UrlScheme::S3 => Arc::new(s3(bucket, variables, connector)?),
         UrlScheme::Gs => Arc::new(gs(bucket, variables, connector)?),
         UrlScheme::Az => Arc::new(az(bucket, variables, connector)?),
+        UrlScheme::Hf => Arc::new(HubStore::new(bucket, variables, &connector)?),
         UrlScheme::Http | UrlScheme::Https => Arc::new(
             HttpBuilder::new()
                 .with_url(url.store())
@@ -186,28 +183,6 @@ pub(crate) fn client(
                 .build()?,
         ),
     })
-}
-
-fn options(is_plain: bool) -> ClientOptions {
-    ClientOptions::new()
-        .with_allow_http(is_plain)
-        .with_connect_timeout(CONNECT_TIMEOUT)
-        // A large object may take longer than any fixed time, so only silence counts.
-        .with_timeout_disabled()
-        .with_read_timeout(READ_TIMEOUT)
-        .with_pool_max_idle_per_host(IDLE_CONNECTIONS)
-}
-
-fn retry() -> RetryConfig {
-    RetryConfig {
-        backoff: BackoffConfig {
-            init_backoff: Duration::from_millis(100),
-            max_backoff: Duration::from_secs(2),
-            base: 2.0,
-        },
-        max_retries: RETRIES,
-        retry_timeout: RETRY_TIMEOUT,
-    }
 }
 
 /// Applies variables to a builder. Those that are no setting of its store are left out, as in an environment.
@@ -222,11 +197,6 @@ fn configured<B, K: std::str::FromStr>(
             Err(_) => builder,
         }
     })
-}
-
-/// Returns `true` for the address of a server without TLS. Whoever names such an address wants it so.
-fn is_plain(address: Option<&str>) -> bool {
-    address.is_some_and(|address| address.starts_with("http://"))
 }
 
 fn s3(bucket: &str, variables: &Variables, connector: CountingConnector) -> Result<AmazonS3> {

@@ -1,7 +1,8 @@
 //! Sizes and ETags from the listing of a store, in 20 bytes an object.
 //!
 //! A dataset may have a hundred million objects, so rare values lie apart: sizes of 4 GiB and more, which no sample has,
-//! and ETags that are not 32 hexadecimal digits, such as those of uploads in several parts.
+//! and ETags that are not 32 hexadecimal digits, such as those of uploads in several parts. An ETag that many objects in a
+//! row have, as in a commit of the Hugging Face Hub, lies apart once.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,6 +15,8 @@ const UNKNOWN: u32 = u32::MAX;
 const LARGE: u32 = u32::MAX - 1;
 /// Stands for an ETag that lies in [`Listed::other_etags`], or for none. No MD5 sum is known that is all zero.
 const OTHER: [u8; 16] = [0; 16];
+/// Stands for the ETag that lies in [`Listed::other_etags`] for an object before it.
+const SAME: [u8; 16] = [0xff; 16];
 
 /// Sizes and ETags of objects, by their numbers. Empty if all objects are local and read as a whole.
 #[derive(Default)]
@@ -38,11 +41,18 @@ impl Listed {
             }
             _ => self.sizes.push(short),
         }
-        let packed = etag.and_then(packed);
-        if let (None, Some(etag)) = (packed, etag) {
-            self.other_etags.insert(object, etag.into());
-        }
+        let packed = etag.map(|etag| packed(etag).unwrap_or_else(|| self.keep_apart(object, etag)));
         self.etags.push(packed.unwrap_or(OTHER));
+    }
+
+    /// Keeps an ETag apart. Returns what stands for it.
+    fn keep_apart(&mut self, object: u32, etag: &str) -> [u8; 16] {
+        let last = self.other_etags.last_key_value();
+        if last.is_some_and(|(_, last)| **last == *etag) {
+            return SAME;
+        }
+        self.other_etags.insert(object, etag.into());
+        OTHER
     }
 
     /// Gives spare memory back, when the list is final.
@@ -75,6 +85,10 @@ impl Listed {
     pub(crate) fn etag(&self, object: u32) -> Option<Cow<'_, str>> {
         match self.etags.get(object as usize)? {
             &OTHER => self.other_etags.get(&object).map(|etag| (&**etag).into()),
+            &SAME => {
+                let before = self.other_etags.range(..object).next_back();
+                before.map(|(_, etag)| (&**etag).into())
+            }
             packed => Some(unpacked(packed).into()),
         }
     }
@@ -103,7 +117,7 @@ fn packed(etag: &str) -> Option<[u8; 16]> {
             .bytes()
             .all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     let number = u128::from_str_radix(digits, 16).ok().filter(|_| is_sum)?;
-    Some(number.to_be_bytes()).filter(|bytes| *bytes != OTHER)
+    Some(number.to_be_bytes()).filter(|bytes| ![OTHER, SAME].contains(bytes))
 }
 
 fn unpacked(bytes: &[u8; 16]) -> String {
@@ -118,17 +132,30 @@ mod tests {
 
     #[test]
     fn sizes_and_etags_are_those_of_the_listing_however_rare() {
-        let zero = format!("\"{:032}\"", 0);
+        let (zero, ones) = (format!("\"{:032}\"", 0), format!("\"{:032x}\"", u128::MAX));
         let etags = [
             Some(SUM),
             Some("\"0f2c6a7b8c9d0e1f2a3b4c5d6e7f8091-12\""),
             Some("\"0F2C6A7B8C9D0E1F2A3B4C5D6E7F8091\""),
             Some("W/\"weak\""),
             Some(&*zero),
+            Some(&*ones),
+            Some(&*ones),
             Some("0x8DC7"),
             None,
+            Some("0x8DC7"),
         ];
-        let sizes = [0, 1, 4_294_967_293, 4_294_967_294, 4_294_967_295, 1 << 40];
+        let sizes = [
+            0,
+            1,
+            4_294_967_293,
+            4_294_967_294,
+            4_294_967_295,
+            1 << 40,
+            2,
+            3,
+            4,
+        ];
         let mut listed = Listed::default();
         // Local objects come first.
         let entries = || {
@@ -147,6 +174,9 @@ mod tests {
         }
         assert_eq!((listed.size(0), listed.etag(0)), (None, None));
         assert_eq!((listed.size(99), listed.etag(99)), (None, None));
+        let etags_apart = listed.other_etags.len();
+        listed.push(99, Some(1), Some("0x8DC7"));
+        assert_eq!(listed.other_etags.len(), etags_apart);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One bucket, container or HTTP server.
+//! One bucket, container, HTTP server, or dataset of the Hugging Face Hub.
 //!
 //! Two loops try a request again. The library's own is short: it resumes a body that broke off, and repeats a request
 //! with the same credentials. Above it, [`RemoteStore::patiently`] repeats the whole request, with new credentials, for
@@ -37,7 +37,7 @@ const FIRST_LISTING_PAUSE: Duration = Duration::from_millis(500);
 /// Number of objects in a row that are not looked for, after which a listing goes on at the next one that is.
 const MOST_PASSED_OVER: usize = 1000;
 
-/// A bucket, container or HTTP server.
+/// A bucket, container, HTTP server, or dataset of the Hugging Face Hub.
 #[derive(Debug)]
 pub struct RemoteStore {
     name: String,
@@ -152,8 +152,12 @@ impl RemoteStore {
     /// Returns the source of the credentials, in words, or `None` if none are needed. Never the credentials themselves.
     #[must_use]
     pub fn credentials(&self) -> Option<&str> {
-        let role = "the role of this machine, as no variable names any";
-        (!self.scheme.is_http()).then(|| self.named_credentials.as_deref().unwrap_or(role))
+        let unnamed = match self.scheme {
+            UrlScheme::Http | UrlScheme::Https => return None,
+            UrlScheme::Hf => "no token, which public datasets do not need",
+            _ => "the role of this machine, as no variable names any",
+        };
+        Some(self.named_credentials.as_deref().unwrap_or(unnamed))
     }
 
     /// Returns the address of the store, for people.
@@ -509,6 +513,10 @@ impl RemoteStore {
     fn unavailable(&self, what: String, answer: &FailedAnswer) -> Error {
         let store = &self.name;
         let remedy = match answer.meaning {
+            AnswerMeaning::NoBucket if self.scheme == UrlScheme::Hf => format!(
+                "check the name of the dataset and the revision; if it is private, {}",
+                environment(self.scheme)
+            ),
             AnswerMeaning::NoBucket => format!("check the name of the bucket {store}"),
             AnswerMeaning::OtherRegion => {
                 format!("{store} lies in another region: name it in AWS_REGION and {RESTART}")

@@ -63,8 +63,8 @@ impl TrafficCounters {
     }
 }
 
-/// Makes HTTP clients whose requests are counted.
-#[derive(Debug)]
+/// Makes HTTP clients whose requests are counted. A request that is sent on to another address counts once.
+#[derive(Clone, Debug)]
 pub(crate) struct CountingConnector(pub(crate) Arc<TrafficCounters>);
 
 impl HttpConnector for CountingConnector {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.benchmarks.slow_samples.running import Progress
 from tests.benchmarks.storage import report
 from tests.benchmarks.storage.cases import CASES, Setting, Values
 from tests.benchmarks.storage.peers.measure import measure as measure_peers
-from tests.benchmarks.storage.running import Store
+from tests.benchmarks.storage.running import Store, under_several_names
 from tools.demo.children import exit_code
 
 SECONDS, QUICK_SECONDS = 10.0, 5.0
@@ -32,8 +33,11 @@ def benchmark(args: argparse.Namespace) -> None:
     runs: dict[str, list[Values]] = {case.name: [] for case in cases}
     progress = Progress(args.repeat * len(cases))
     store = Store.of(args.server, photographs.root)
-    with contextlib.closing(store.server):
-        setting = Setting(store, photographs, QUICK_SECONDS if args.quick else SECONDS)
+    seconds = QUICK_SECONDS if args.quick else SECONDS
+    args.out.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(store.server), tempfile.TemporaryDirectory(dir=args.out.absolute()) as folder:
+        local = under_several_names(photographs, Path(folder))
+        setting = Setting(store, photographs, str(local), store.long(local), seconds)
         for _ in range(args.repeat):
             for case in cases:
                 # Idle files leave the page cache.

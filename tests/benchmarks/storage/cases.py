@@ -25,12 +25,12 @@ class Setting:
 
     store: Store
     photographs: Dataset
+    local: str
+    """Folder for timed runs."""
+    remote: str
+    """URL for timed runs, of the same photographs."""
     seconds: float
     """Length of a timed run."""
-
-    @property
-    def local(self) -> str:
-        return str(self.photographs.root)
 
 
 Values = dict[str, float]
@@ -58,7 +58,7 @@ def at_once(setting: Setting) -> Values:
     """One stream, and a server that answers at once."""
     setting.store.server.faults()
     alone = run(Plan(setting.local, seconds=setting.seconds))
-    remote = run(Plan(setting.store.url, seconds=setting.seconds), setting.store)
+    remote = run(Plan(setting.remote, seconds=setting.seconds), setting.store)
     beside = local_beside(setting, remote)
     return {
         "local files": alone.images_per_s,
@@ -91,7 +91,7 @@ def with_latency(setting: Setting) -> Values:
     """One stream without a cache, and a server that answers after 50 ms."""
     setting.store.server.faults(latency_ms=LATENCY_MS)
     try:
-        remote = run(Plan(setting.store.url, seconds=setting.seconds), setting.store)
+        remote = run(Plan(setting.remote, seconds=setting.seconds), setting.store)
     finally:
         setting.store.server.faults()
     beside = local_beside(setting, remote)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import tarfile
 import tempfile
 import time
@@ -18,8 +19,10 @@ from tests.benchmarks.slow_samples.running import DONE_TIMEOUT_S, READY_TIMEOUT_
 from tests.support.object_server import ObjectServer
 from tools.demo.children import Child, Children
 
-BUCKET, SHARDS_BUCKET = "photos", "shards"
+BUCKET, LONG_BUCKET, SHARDS_BUCKET = "photos", "long", "shards"
 SHARDS = 16
+COPIES = 8
+"""Names of each photograph where rates are measured, so that an epoch lasts for seconds, as with larger sets."""
 SKIP_S = 3.0
 """Seconds from the first request for a batch until the rate is steady."""
 
@@ -40,6 +43,11 @@ class Store:
     def url(self) -> str:
         return f"s3://{BUCKET}"
 
+    def long(self, photographs: Path) -> str:
+        """Returns the URL of the photographs of a folder, which are put into the store."""
+        self.server.load(LONG_BUCKET, "", photographs)
+        return f"s3://{LONG_BUCKET}"
+
     def shards(self, photographs: Dataset) -> str:
         """Returns the URL of the same photographs in tar shards, which are written and put into the store."""
         files = random.Random(0).sample(photographs.files, len(photographs.files))
@@ -53,6 +61,24 @@ class Store:
 
     def gets(self) -> int:
         return self.server.counts()["gets"]
+
+
+def under_several_names(photographs: Dataset, folder: Path) -> Path:
+    """Makes a folder with each photograph under `COPIES` names. Returns the folder."""
+    for path in photographs.files:
+        name = folder / path.relative_to(photographs.root)
+        name.parent.mkdir(parents=True, exist_ok=True)
+        for copy in range(COPIES):
+            _link(path, name.with_name(f"{copy}-{name.name}"))
+    return folder
+
+
+def _link(path: Path, name: Path) -> None:
+    """Gives a file another name, or copies it to another file system."""
+    try:
+        name.hardlink_to(path)
+    except OSError:
+        shutil.copyfile(path, name)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,354 @@
+//! Datasets of the Hugging Face Hub: `hf://datasets/OWNER/NAME@REVISION/path`.
+//!
+//! The Hub is a web server with a listing. Its clients would download whole files into a cache of their own, so only the
+//! listing is done here, and `object_store` reads ranges as from every web server. The Hub sends each read on to the place
+//! where the bytes lie. The token does not go there: the HTTP client leaves it out if the host is another one.
+//!
+//! A branch may move on while a dataset is read. So a listing first takes the commit that the branch stands for, gives it
+//! to its objects as their ETag, and the objects are read from that commit, in which nothing ever changes.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use chrono::DateTime;
+use futures_util::stream::{self, BoxStream};
+use futures_util::{StreamExt, TryStreamExt};
+use object_store::client::{HttpClient, HttpConnector, HttpRequest, HttpRequestBody, HttpResponse};
+use object_store::http::{HttpBuilder, HttpStore};
+use object_store::path::Path;
+use object_store::{
+    ClientOptions, CopyOptions, Error, GetOptions, GetResult, HeaderMap, HeaderValue, ListResult,
+    MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult, Result,
+};
+use reqwest::Url;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::http_options::{is_plain, options, retry};
+use crate::traffic::CountingConnector;
+use crate::variables::{Variables, value};
+
+const NAME: &str = "Hub";
+const USUAL_ENDPOINT: &str = "https://huggingface.co";
+const USUAL_REVISION: &str = "main";
+/// The variables that hold a token. The second one is the older name.
+const TOKEN_VARIABLES: [&str; 2] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
+
+/// Returns the address of the Hub, or of the server that stands in for it.
+pub(crate) fn endpoint(variables: &Variables) -> String {
+    let named = value("HF_ENDPOINT", variables).filter(|address| !address.is_empty());
+    let address = named.unwrap_or_else(|| USUAL_ENDPOINT.to_owned());
+    address.trim_end_matches('/').to_owned()
+}
+
+/// A token, and where it was found.
+struct Token {
+    text: String,
+    place: String,
+}
+
+/// Returns the token of the environment, or the one that signing in has written, as Hugging Face's own tools do.
+fn token(variables: &Variables) -> Option<Token> {
+    let trimmed = |text: String| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
+    for name in TOKEN_VARIABLES {
+        if let Some(text) = value(name, variables).and_then(trimmed) {
+            let place = name.to_owned();
+            return Some(Token { text, place });
+        }
+    }
+    let path = token_file(variables)?;
+    let text = trimmed(std::fs::read_to_string(&path).ok()?)?;
+    let place = format!("the token in {}", path.display());
+    Some(Token { text, place })
+}
+
+fn token_file(variables: &Variables) -> Option<PathBuf> {
+    let path = |name: &str| {
+        let text = value(name, variables).filter(|text| !text.is_empty());
+        text.map(PathBuf::from)
+    };
+    let home = || {
+        let cache = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")))?;
+        Some(cache.join("huggingface"))
+    };
+    path("HF_TOKEN_PATH").or_else(|| Some(path("HF_HOME").or_else(home)?.join("token")))
+}
+
+/// Returns where the token is, in words, or `None` if there is none.
+pub(crate) fn named_token(variables: &Variables) -> Option<String> {
+    token(variables).map(|token| token.place)
+}
+
+/// A dataset of the Hub.
+#[derive(Clone, Debug)]
+pub(crate) struct HubStore(Arc<HubDataset>);
+
+#[derive(Debug)]
+struct HubDataset {
+    endpoint: String,
+    /// Path of the dataset, such as `datasets/owner/name`.
+    dataset: String,
+    /// Branch, tag or commit, as it is written in a URL.
+    revision: String,
+    /// Asks for commits and listings.
+    http: HttpClient,
+    /// Reads files, below the address of the dataset.
+    files: HttpStore,
+}
+
+/// What the Hub tells of a revision.
+#[derive(Deserialize)]
+struct HubRevision {
+    sha: String,
+}
+
+/// An entry of a listing.
+#[derive(Deserialize)]
+struct HubEntry {
+    #[serde(rename = "type")]
+    kind: String,
+    path: String,
+    #[serde(default)]
+    size: u64,
+}
+
+impl HubStore {
+    /// Makes the client of a dataset, such as `datasets/owner/name@main`. No request is made.
+    pub(crate) fn new(
+        dataset: &str,
+        variables: &Variables,
+        connector: &CountingConnector,
+    ) -> Result<Self> {
+        let (dataset, revision) = dataset.split_once('@').unwrap_or((dataset, USUAL_REVISION));
+        let endpoint = endpoint(variables);
+        let options = client_options(&endpoint, variables)?;
+        Ok(HubStore(Arc::new(HubDataset {
+            http: connector.connect(&options)?,
+            files: HttpBuilder::new()
+                .with_url(format!("{endpoint}/{dataset}"))
+                .with_client_options(options)
+                .with_retry(retry())
+                .with_http_connector(connector.clone())
+                .build()?,
+            endpoint,
+            dataset: dataset.to_owned(),
+            revision: revision.to_owned(),
+        })))
+    }
+}
+
+/// Returns the options of the HTTP clients, with the token in a header of each request.
+fn client_options(endpoint: &str, variables: &Variables) -> Result<ClientOptions> {
+    let options = options(is_plain(Some(endpoint)));
+    let Some(token) = token(variables) else {
+        return Ok(options);
+    };
+    let header = HeaderValue::try_from(format!("Bearer {}", token.text));
+    let mut header = header.map_err(|_| {
+        let place = token.place;
+        failed(format!(
+            "{place} is not a token: it has characters that a header cannot have"
+        ))
+    })?;
+    header.set_sensitive(true);
+    let headers = HeaderMap::from_iter([("authorization".parse().map_err(unexpected)?, header)]);
+    Ok(options.with_default_headers(headers))
+}
+
+fn failed(text: String) -> Error {
+    Error::Generic {
+        store: NAME,
+        source: text.into(),
+    }
+}
+
+fn unexpected(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::Generic {
+        store: NAME,
+        source: Box::new(error),
+    }
+}
+
+impl HubDataset {
+    /// Returns the commit that the revision stands for now.
+    async fn commit(&self) -> Result<String> {
+        let (endpoint, dataset, revision) = (&self.endpoint, &self.dataset, &self.revision);
+        let url = format!("{endpoint}/api/{dataset}/revision/{revision}");
+        let found: HubRevision = parsed(self.ask(&url).await?).await?;
+        // It becomes part of paths.
+        let is_commit = !found.sha.is_empty() && found.sha.bytes().all(|b| b.is_ascii_hexdigit());
+        is_commit
+            .then_some(found.sha)
+            .ok_or_else(|| failed("it gives no commit for the revision".into()))
+    }
+
+    /// Lists the files below a folder in the order of their paths.
+    async fn list(&self, folder: &str) -> Result<Vec<ObjectMeta>> {
+        let commit = self.commit().await?;
+        let (endpoint, dataset) = (&self.endpoint, &self.dataset);
+        let tree = format!("{endpoint}/api/{dataset}/tree/{commit}");
+        let mut url = below(&tree, folder)?;
+        let mut files = Vec::new();
+        loop {
+            let answer = match self.ask(&url).await {
+                Ok(answer) => answer,
+                // A folder that does not exist is empty, as in a bucket.
+                Err(Error::NotFound { .. }) => break,
+                Err(e) => return Err(e),
+            };
+            let next = next_page(&answer);
+            let entries: Vec<HubEntry> = parsed(answer).await?;
+            for entry in entries {
+                if entry.kind == "file" {
+                    files.push(object(&entry, &commit)?);
+                }
+            }
+            let Some(next) = next else {
+                break;
+            };
+            // Only the path, because the token must go to no other server.
+            url = format!("{endpoint}{next}");
+        }
+        files.sort_unstable_by(|a, b| a.location.as_ref().cmp(b.location.as_ref()));
+        Ok(files)
+    }
+
+    /// Asks the Hub's interface. Returns the answer if it is a good one.
+    async fn ask(&self, url: &str) -> Result<HttpResponse> {
+        let mut request = HttpRequest::new(HttpRequestBody::empty());
+        *request.uri_mut() = url.parse().map_err(unexpected)?;
+        let answer = self.http.execute(request).await.map_err(unexpected)?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let code = header(&answer, "x-error-code");
+        if code == Some("EntryNotFound") {
+            return Err(Error::NotFound {
+                path: url.to_owned(),
+                source: "EntryNotFound".into(),
+            });
+        }
+        // In the words of the library's own errors.
+        let code = code.map(|code| format!(": <Code>{code}</Code>"));
+        let (status, code) = (answer.status(), code.unwrap_or_default());
+        Err(failed(format!("status code: {status}{code}")))
+    }
+}
+
+fn header<'a>(answer: &'a HttpResponse, name: &str) -> Option<&'a str> {
+    answer.headers().get(name)?.to_str().ok()
+}
+
+async fn parsed<T: DeserializeOwned>(answer: HttpResponse) -> Result<T> {
+    let bytes = answer.into_body().bytes().await.map_err(unexpected)?;
+    serde_json::from_slice(&bytes).map_err(unexpected)
+}
+
+/// Returns the path and the query of the next page, which the header `Link` names.
+fn next_page(answer: &HttpResponse) -> Option<String> {
+    let links = header(answer, "link")?;
+    let next = links
+        .split(',')
+        .find(|link| link.contains("rel=\"next\""))?;
+    let (_, url) = next.split_once('<')?;
+    let (url, _) = url.split_once('>')?;
+    let (_, after) = url.split_once("://")?;
+    Some(after[after.find('/')?..].to_owned())
+}
+
+/// Returns the URL of the listing of everything below a folder.
+fn below(tree: &str, folder: &str) -> Result<String> {
+    let mut url = Url::parse(tree).map_err(unexpected)?;
+    if let Ok(mut path) = url.path_segments_mut() {
+        path.extend(folder.split('/').filter(|part| !part.is_empty()));
+    }
+    url.set_query(Some("recursive=true&expand=false"));
+    Ok(url.into())
+}
+
+fn object(entry: &HubEntry, commit: &str) -> Result<ObjectMeta> {
+    Ok(ObjectMeta {
+        location: Path::parse(&entry.path)?,
+        // The Hub tells it only for few objects at a time, and nobody asks for it.
+        last_modified: DateTime::UNIX_EPOCH,
+        size: entry.size,
+        e_tag: Some(format!("\"{commit}\"")),
+        version: None,
+    })
+}
+
+impl fmt::Display for HubStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(NAME)
+    }
+}
+
+fn not_written() -> Error {
+    Error::NotImplemented {
+        operation: "writing".into(),
+        implementer: NAME.into(),
+    }
+}
+
+#[async_trait]
+impl ObjectStore for HubStore {
+    async fn get_opts(&self, location: &Path, mut options: GetOptions) -> Result<GetResult> {
+        let etag = match options.if_match.take() {
+            Some(etag) => etag,
+            None => self.0.commit().await?,
+        };
+        let commit = etag.trim_matches('"').to_owned();
+        let parts = ["resolve", &commit].into_iter().map(Into::into);
+        let path = Path::from_iter(parts.chain(location.parts()));
+        let mut got = self.0.files.get_opts(&path, options).await?;
+        got.meta.location = location.clone();
+        // Its own one is that of the place to which the read was sent on.
+        got.meta.e_tag = Some(format!("\"{commit}\""));
+        Ok(got)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let dataset = self.0.clone();
+        let folder = prefix
+            .map(|path| path.as_ref().to_owned())
+            .unwrap_or_default();
+        let files = async move { dataset.list(&folder).await };
+        stream::once(files)
+            .map_ok(|files| stream::iter(files.into_iter().map(Ok)))
+            .try_flatten()
+            .boxed()
+    }
+
+    async fn list_with_delimiter(&self, _: Option<&Path>) -> Result<ListResult> {
+        Err(Error::NotImplemented {
+            operation: "listing one folder only".into(),
+            implementer: NAME.into(),
+        })
+    }
+
+    async fn put_opts(&self, _: &Path, _: PutPayload, _: PutOptions) -> Result<PutResult> {
+        Err(not_written())
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        _: &Path,
+        _: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        Err(not_written())
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        locations.map(|_| Err(not_written())).boxed()
+    }
+
+    async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
+        Err(not_written())
+    }
+}
