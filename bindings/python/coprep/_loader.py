@@ -17,10 +17,10 @@ import numpy.typing as npt
 from coprep import _arguments as arguments
 from coprep import _coprep, _sharing, _state
 from coprep._batches import Images, InJob, Iterated, Make, Samples, framework_of, pinner, samples_errors
-from coprep._device import ImageForm, gpu_of, shares_uploads
+from coprep._device import Gpu, ImageForm, gpu_of, shares_uploads
 from coprep._epoch import Epoch
 from coprep._errors import CacheWarning, CoprepError, SampleError
-from coprep._options import JobOptions, ResumeFrom
+from coprep._options import DeviceForm, JobOptions, ResumeFrom
 from coprep._orders import CannotBeShared, OwnOrder
 from coprep._ranks import GivenRank
 from coprep._torch_interface import TorchInterface, default_collate
@@ -291,23 +291,14 @@ class DataLoader(TorchInterface, Generic[T_co]):
             device=None,
         )
         self._apply(shared_order)
-        if self._own_order is not None:
-            self._options = _sharing.with_own_order(self._options, self._own_order)
-            self._join_as_one_job()
-        if self._iterated is not None:
-            self._options = _sharing.of_iteration(self._options)
-            self._join_as_one_job()
+        self._apply_unshared_order()
         if subset is not None:
             self._set_subset(subset)
         self._code: Any = None
         self._identity: Any = None
         self._make: Make = self._choose_maker(spawn, on_error == "skip", form)
-        # Arrays of the coordinator are copied to the GPU natively. Batches that Python makes are moved once they are
-        # made.
-        if self._gpu is not None and (self._is_native or (type(self._make) is Samples and not self._make.whole)):
-            self._options = self._options._replace(device=form.on_device(shares_uploads(uploads)))
-        elif self._gpu is not None:
-            self._gpu.check_movable("collate_fn, batch_size=None, num_workers=0 and datasets without ids")
+        if self._gpu is not None:
+            self._apply_gpu(self._gpu, form.on_device(shares_uploads(uploads)))
         # Batches that go to a GPU are pinned on their way, if they have to be.
         self._pin = pinner(pin_memory and self._gpu is None, pin_memory_device)
         self._loader: _coprep.Loader | None = None
@@ -392,6 +383,22 @@ class DataLoader(TorchInterface, Generic[T_co]):
             self._set_subset(order.subset)
         if self._given_rank.world_size is None:
             self._given_rank = GivenRank(order.rank, order.world_size, self._given_rank.group)
+
+    def _apply_unshared_order(self) -> None:
+        """Sets the options of a sampler of the user's own, and of an iterable dataset, which a cohort iterates once."""
+        if self._own_order is not None:
+            self._options = _sharing.with_own_order(self._options, self._own_order)
+            self._join_as_one_job()
+        if self._iterated is not None:
+            self._options = _sharing.of_iteration(self._options)
+            self._join_as_one_job()
+
+    def _apply_gpu(self, gpu: Gpu, device: DeviceForm) -> None:
+        """Lets arrays of the coordinator be copied to the GPU natively. Batches that Python makes are moved later."""
+        if self._is_native or (type(self._make) is Samples and not self._make.whole):
+            self._options = self._options._replace(device=device)
+        else:
+            gpu.check_movable("collate_fn, batch_size=None, num_workers=0 and datasets without ids")
 
     def _set_subset(self, given: Any) -> None:
         subset = arguments.subset(given, self._known_length)
