@@ -92,7 +92,7 @@ def test_a_job_is_served_with_its_own_credentials_alone(
         assert "check the credentials: set AWS_ACCESS_KEY_ID" in told and "in the environment of the job" in told
         # The same variables in another process: the same stream.
         assert same.line().split() == [str(i) for i in range(N)]
-        assert same.line() == "1\n"
+        assert same.line() == "1"
         seen += [int(i) for batch in begun for i in batch[-1]]
         assert sorted(seen) == list(range(N))
         status = coprep.status()
