@@ -35,11 +35,12 @@ def calls(spread: range) -> range:
 def fake_driver() -> Path:
     """Returns the library of the fake driver."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    found = [target / profile / _LIBRARY for profile in ("debug", "release")]
-    library = next((path for path in found if path.exists()), None)
-    if library is None:
-        pytest.skip(f"{_LIBRARY} is not built: cargo build -p coprep-fake-cuda")
-    return library
+    # Where the Rust tests are built, it lies among the libraries that they use.
+    places = [target / place / _LIBRARY for place in ("debug", "debug/deps", "release")]
+    built = [path for path in places if path.exists()]
+    if not built:
+        pytest.fail(f"{_LIBRARY} is not built: cargo build -p coprep-fake-cuda")
+    return max(built, key=lambda path: path.stat().st_mtime)
 
 
 class Driver:

@@ -1,6 +1,6 @@
-"""A server with the interface of the Hugging Face Hub, which no test can reach. Hugging Face's own client reads from it too.
+"""A server with the interface of the Hugging Face Hub, which no test can reach. Hugging Face's client reads from it.
 
-Large files lie on another server, as in the real one: a read is sent on to a signed URL, and a token must not get there.
+Large files lie on another server, as in the real one: reads are sent on to a signed URL, where no token may come.
 """
 
 from __future__ import annotations
@@ -195,9 +195,7 @@ def entry(path: str, content: bytes | None) -> dict[str, Any]:
 def hub_server() -> Iterator[HubServer]:
     """Runs a Hub without datasets, and the server of its large files."""
     hub = HubServer()
-    servers = [
-        ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (kind,), {"hub": hub})) for kind in (_Hub, _Store)
-    ]
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (kind,), {"hub": hub})) for kind in (_Hub, _Store)]
     hub.address, hub.store_address = (f"http://127.0.0.1:{server.server_port}" for server in servers)
     threads = [threading.Thread(target=server.serve_forever, daemon=True) for server in servers]
     for thread in threads:

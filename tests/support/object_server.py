@@ -24,7 +24,7 @@ def _program() -> Path:
     found = [target / profile / _PROGRAM for profile in ("debug", "release")]
     program = next((path for path in found if path.exists()), None)
     if program is None:
-        pytest.skip(f"{_PROGRAM} is not built: cargo build -p {_PROGRAM}")
+        pytest.fail(f"{_PROGRAM} is not built: cargo build -p {_PROGRAM}")
     return program
 
 

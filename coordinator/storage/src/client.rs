@@ -2,9 +2,9 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::aws_profile::AwsProfile;
+use crate::http_options::{is_plain, options, retry};
 use crate::hub::{self, HubStore};
 use crate::traffic::{CountingConnector, TrafficCounters};
 use crate::variables::Variables;
@@ -13,17 +13,7 @@ use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
-use object_store::{BackoffConfig, ClientOptions, ObjectStore, Result, RetryConfig};
-
-/// Longest time to connect, and longest time without a byte.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// The library's own retries. They are short, because they use the credentials of the first try.
-const RETRIES: usize = 3;
-const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Idle connections that are kept for each host: as many as reads that may be under way. Each further one would be opened
-/// anew for each read.
-const IDLE_CONNECTIONS: usize = 512;
+use object_store::{ObjectStore, Result};
 
 /// File below a home with the credentials of `gcloud auth application-default login`.
 const GOOGLE_SIGN_IN: &str = ".config/gcloud/application_default_credentials.json";
@@ -203,33 +193,6 @@ pub(crate) fn client(
                 .build()?,
         ),
     })
-}
-
-pub(crate) fn options(is_plain: bool) -> ClientOptions {
-    ClientOptions::new()
-        .with_allow_http(is_plain)
-        .with_connect_timeout(CONNECT_TIMEOUT)
-        // A large object may take longer than any fixed time, so only silence counts.
-        .with_timeout_disabled()
-        .with_read_timeout(READ_TIMEOUT)
-        .with_pool_max_idle_per_host(IDLE_CONNECTIONS)
-}
-
-pub(crate) fn retry() -> RetryConfig {
-    RetryConfig {
-        backoff: BackoffConfig {
-            init_backoff: Duration::from_millis(100),
-            max_backoff: Duration::from_secs(2),
-            base: 2.0,
-        },
-        max_retries: RETRIES,
-        retry_timeout: RETRY_TIMEOUT,
-    }
-}
-
-/// Returns `true` for the address of a server without TLS. Whoever names such an address wants it so.
-pub(crate) fn is_plain(address: Option<&str>) -> bool {
-    address.is_some_and(|address| address.starts_with("http://"))
 }
 
 fn s3(bucket: &str, variables: &Variables, connector: CountingConnector) -> Result<AmazonS3> {

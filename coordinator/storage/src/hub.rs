@@ -27,7 +27,7 @@ use reqwest::Url;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::client::{is_plain, options, retry};
+use crate::http_options::{is_plain, options, retry};
 use crate::traffic::CountingConnector;
 use crate::variables::Variables;
 

@@ -27,6 +27,7 @@ mod error;
 mod file;
 mod health;
 mod held_blocks;
+mod http_options;
 mod hub;
 mod io_runtime;
 mod large_reads;

@@ -22,7 +22,7 @@ from tools.demo.children import Child, Children
 BUCKET, LONG_BUCKET, SHARDS_BUCKET = "photos", "long", "shards"
 SHARDS = 16
 COPIES = 8
-"""Names of each photograph where rates are measured, so that an epoch lasts for several seconds, as with larger sets."""
+"""Names of each photograph where rates are measured, so that an epoch lasts for seconds, as with larger sets."""
 SKIP_S = 3.0
 """Seconds from the first request for a batch until the rate is steady."""
 

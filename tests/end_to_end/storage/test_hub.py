@@ -58,7 +58,9 @@ def test_samples_of_the_hub_are_those_of_local_files(socket_path: Path, hub: Hub
     assert len(hub.reads) == len(reads)
 
 
-def test_parquet_files_of_the_hub_are_read_by_ranges(socket_path: Path, hub: HubServer, few: Path, tmp_path: Path) -> None:
+def test_parquet_files_of_the_hub_are_read_by_ranges(
+    socket_path: Path, hub: HubServer, few: Path, tmp_path: Path
+) -> None:
     files = tmp_path / "parquet"
     write_files(files, sorted(few.rglob("*.jpg")), 3, 10)
     hub.commit_folder(DATASET, "data", files)
@@ -125,7 +127,7 @@ def test_a_token_opens_private_datasets_and_goes_nowhere_else(
     [
         (f"{ROOT}/train", "HF_TOKEN"),
         ("hf://datasets/someone/nothing/train", "check the name of the dataset"),
-        (f"{ROOT}/nowhere", "no images"),
+        (f"{ROOT}/nowhere", "there is nothing in"),
         (f"{ROOT}@v9/train", "RevisionNotFound"),
         ("hf://someone/photos", "hf://datasets/owner/name"),
     ],
@@ -147,7 +149,10 @@ def test_a_gated_dataset_waits_for_somebody_who_may_read_it(
     monkeypatch.setenv("COPREP_STORAGE_PATIENCE", "2")
     hub.commit_folder(DATASET, "train", few)
     hub.gated = True
-    with pytest.raises(coprep.StorageError, match="403 Forbidden"), loader(coprep.ImageFolder(f"{ROOT}/train")) as train:
+    with (
+        pytest.raises(coprep.StorageError, match="403 Forbidden"),
+        loader(coprep.ImageFolder(f"{ROOT}/train")) as train,
+    ):
         ids(train)
 
 

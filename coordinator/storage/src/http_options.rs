@@ -1,0 +1,42 @@
+//! The options of the HTTP clients of all stores: times to wait, connections, retries.
+
+use std::time::Duration;
+
+use object_store::{BackoffConfig, ClientOptions, RetryConfig};
+
+/// Longest time to connect, and longest time without a byte.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// The library's own retries. They are short, because they use the credentials of the first try.
+const RETRIES: usize = 3;
+const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Idle connections that are kept for each host: as many as reads that may be under way. Each further one would be opened
+/// anew for each read.
+const IDLE_CONNECTIONS: usize = 512;
+
+pub(crate) fn options(is_plain: bool) -> ClientOptions {
+    ClientOptions::new()
+        .with_allow_http(is_plain)
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        // A large object may take longer than any fixed time, so only silence counts.
+        .with_timeout_disabled()
+        .with_read_timeout(READ_TIMEOUT)
+        .with_pool_max_idle_per_host(IDLE_CONNECTIONS)
+}
+
+pub(crate) fn retry() -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(2),
+            base: 2.0,
+        },
+        max_retries: RETRIES,
+        retry_timeout: RETRY_TIMEOUT,
+    }
+}
+
+/// Returns `true` for the address of a server without TLS. Whoever names such an address wants it so.
+pub(crate) fn is_plain(address: Option<&str>) -> bool {
+    address.is_some_and(|address| address.starts_with("http://"))
+}
