@@ -70,7 +70,7 @@ def store(few: Path) -> Iterator[ObjectServer]:
 def coordinator(
     socket_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: ObjectServer
 ) -> Iterator[Coordinator]:
-    """A coordinator whose own environment describes no store that gives anything, and which tells everything in its log."""
+    """A coordinator that tells everything in its log. Its own environment describes a store that gives nothing."""
     monkeypatch.setenv("COPREP_LOG", "trace")
     with monkeypatch.context() as patch:
         set_all(patch, {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_SKIP_SIGNATURE": "true"})
@@ -148,7 +148,9 @@ def test_a_cache_serves_jobs_with_other_credentials_for_the_same_content(
 def test_a_program_of_a_profile_has_the_variables_of_the_job(
     coordinator: Coordinator, store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = json.dumps({"Version": 1, "AccessKeyId": OWN.key, "SecretAccessKey": OWN.secret, "SessionToken": OWN.token})
+    printed = json.dumps(
+        {"Version": 1, "AccessKeyId": OWN.key, "SecretAccessKey": OWN.secret, "SessionToken": OWN.token}
+    )
     (tmp_path / "credentials.json").write_text(printed)
     (tmp_path / "config").write_text('[profile job]\ncredential_process = cat "$AWS_OF_JOB"\n')
     # The file is named from here, where the coordinator is not.
