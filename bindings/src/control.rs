@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use coprep_client::control;
 use coprep_protocol::message::{CacheRequest, Warm, WarmProgress};
 use coprep_protocol::size;
+use coprep_protocol::store_variables::StoreVariables;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -36,6 +37,7 @@ pub(crate) fn warm(
     cache_bytes: Option<u64>,
 ) -> PyResult<String> {
     let request = Warm {
+        store_variables: StoreVariables::of(&pipeline.spec.source),
         pipeline: pipeline.spec.clone(),
         cache: CacheRequest {
             form: cache_form(cache)?,

@@ -10,6 +10,7 @@ use coprep_protocol::message::{
     Attach, CacheForm, CacheRequest, CohortRequest, DrawsRequest, ResumePoint, UserCode,
 };
 use coprep_protocol::spec::PipelineSpec;
+use coprep_protocol::store_variables::StoreVariables;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
@@ -97,6 +98,8 @@ impl PythonOptions {
     ) -> Attach {
         let ids = |bytes: &[u8]| -> RoaringBitmap { ids_of(bytes).collect() };
         Attach {
+            // Read here, with the GIL, which Python holds while it sets variables.
+            store_variables: StoreVariables::of(&pipeline.source),
             pipeline,
             code,
             seed: self.seed,

@@ -6,6 +6,7 @@ use coprep_client::control;
 use coprep_protocol::array_files;
 use coprep_protocol::dataset_path;
 use coprep_protocol::dataset_url::DatasetUrl;
+use coprep_protocol::message::Describe;
 use coprep_protocol::operators::{audio_rate, check_next, check_source};
 use coprep_protocol::parquet_files::{DEFAULT_IMAGE_COLUMN, DEFAULT_LABEL_COLUMN};
 use coprep_protocol::shard_list::{DEFAULT_IMAGE, DEFAULT_LABEL};
@@ -14,6 +15,7 @@ use coprep_protocol::spec::{
     DEFAULT_RATIO, DEFAULT_SCALE, Dtype, FileList, IdentityPart, LogMel, Op, ParquetFiles,
     PipelineSpec, ResizeTo, Source, Tail, TarShards, TokenFiles, UserDataset,
 };
+use coprep_protocol::store_variables::StoreVariables;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -331,8 +333,12 @@ impl PyPipeline {
             source: self.spec.source.clone(),
             ops: Vec::new(),
         };
+        let request = Describe {
+            store_variables: StoreVariables::of(&source.source),
+            pipeline: source,
+        };
         let connect = start_or_find(py, "coprep");
-        py.detach(|| control::describe(&coordinator_paths(socket), &connect, source))
+        py.detach(|| control::describe(&coordinator_paths(socket), &connect, request))
             .map_err(raise)
     }
 }

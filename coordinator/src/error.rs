@@ -160,6 +160,11 @@ impl ErrorKind {
         )
     }
 
+    /// Returns `true` if a store does not answer, or refuses.
+    pub(crate) fn is_unavailable(&self) -> bool {
+        matches!(self, ErrorKind::Pipeline(kind) if kind.is_unavailable())
+    }
+
     fn of_refusal(&self) -> RefusalKind {
         match self {
             ErrorKind::Pipeline(kind) if kind.is_not_found() => RefusalKind::NotFound,

@@ -19,6 +19,7 @@ use coprep_protocol::message::{
 };
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::PipelineSpec;
+use coprep_protocol::store_variables::StoreVariables;
 use fail::FailScenario;
 use roaring::RoaringBitmap;
 
@@ -483,6 +484,7 @@ fn a_panic_over_a_new_connection_costs_that_connection() {
 fn a_warm_up_ends_although_a_worker_panics() {
     let node = Node::start("warm-worker", "5*off->1*panic->off");
     let warm = Warm {
+        store_variables: StoreVariables::default(),
         pipeline: node.pipeline(),
         cache: CacheRequest {
             form: Some(CacheForm::Decoded),

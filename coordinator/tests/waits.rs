@@ -17,6 +17,7 @@ use coprep_protocol::message::{CacheForm, CacheRequest, Warm};
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::poll_interval;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source};
+use coprep_protocol::store_variables::StoreVariables;
 
 mod common;
 
@@ -207,6 +208,7 @@ fn a_warm_up_ends_and_an_idle_coordinator_too() {
     });
     let connection = Connection::open(&node.paths(), &ConnectOptions::find("test")).unwrap();
     let warm = Warm {
+        store_variables: StoreVariables::default(),
         pipeline: node.images(),
         cache: CacheRequest {
             form: Some(CacheForm::Decoded),

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use coprep_device::ErrorKind as DeviceErrorKind;
-use coprep_protocol::message::{Reply, Request, Status, Warm, WarmProgress};
+use coprep_protocol::message::{Describe, Reply, Request, Status, Warm, WarmProgress};
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{Field, PipelineSpec};
 
@@ -143,9 +143,9 @@ pub struct Description {
 pub fn describe(
     paths: &CoordinatorPaths,
     options: &ConnectOptions,
-    pipeline: PipelineSpec,
+    request: Describe,
 ) -> Result<Description> {
-    let request = Request::Describe(Box::new(pipeline));
+    let request = Request::Describe(Box::new(request));
     let mut attempts = 1;
     loop {
         match try_describe(paths, options, &request) {
@@ -308,6 +308,7 @@ mod tests {
     use super::*;
     use coprep_protocol::frame;
     use coprep_protocol::spec::{FileList, Source};
+    use coprep_protocol::store_variables::StoreVariables;
     use std::os::unix::net::{UnixListener, UnixStream};
 
     /// Answers `clients` clients one after the other. The first ones are hung up on when they have asked, as by a
@@ -337,16 +338,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let paths = CoordinatorPaths::at(folder.path().join("socket"));
         let listener = UnixListener::bind(&paths.socket).unwrap();
-        let pipeline = PipelineSpec {
-            source: Source::Files(FileList {
-                paths: vec!["/data/a.jpg".into()],
-                labels: vec![0],
-            }),
-            ops: Vec::new(),
+        let request = Describe {
+            pipeline: PipelineSpec {
+                source: Source::Files(FileList {
+                    paths: vec!["/data/a.jpg".into()],
+                    labels: vec![0],
+                }),
+                ops: Vec::new(),
+            },
+            store_variables: StoreVariables::default(),
         };
         std::thread::scope(|scope| {
             scope.spawn(|| serve(&listener, clients, killed));
-            let described = describe(&paths, &ConnectOptions::find("test"), pipeline);
+            let described = describe(&paths, &ConnectOptions::find("test"), request);
             // If clients are missing, this ends the wait for them, and the test fails.
             drop(UnixStream::connect(&paths.socket));
             described

@@ -44,6 +44,13 @@ const SCHEMES: [(&str, UrlScheme); 6] = [
 ];
 
 impl UrlScheme {
+    /// Returns the scheme of a text, or `None` if it is a path, or begins with another scheme.
+    #[must_use]
+    pub fn of(text: &str) -> Option<UrlScheme> {
+        let (scheme, _) = text.split_once("://")?;
+        known_scheme(scheme)
+    }
+
     /// Returns the scheme as it is written.
     #[must_use]
     pub fn as_str(self) -> &'static str {

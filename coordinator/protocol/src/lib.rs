@@ -14,6 +14,7 @@
 //! * [`gpu_batch`]: the places of a batch's fields in a buffer of a GPU.
 //! * [`dataset_path`]: one spelling for each path of a dataset.
 //! * [`dataset_url`]: URLs of datasets in object stores.
+//! * [`store_variables`]: the variables of a job's environment that describe them.
 //! * [`shard_list`], [`parquet_files`], [`array_files`], [`braces`]: tar shards, parquet files, and files of tokens and
 //!   arrays, as a person names them.
 //! * [`paths`]: where the socket lies, and who may own it.
@@ -51,8 +52,9 @@ pub mod shard_list;
 pub mod size;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod spec;
+pub mod store_variables;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod uploader;
 
 /// Version of the messages. A client and its coordinator must have the same.
-pub const PROTOCOL_VERSION: u16 = 12;
+pub const PROTOCOL_VERSION: u16 = 13;

@@ -10,6 +10,7 @@ pub use crate::message::status::{
     Totals,
 };
 use crate::spec::{Field, PipelineSpec, Source};
+use crate::store_variables::StoreVariables;
 
 /// A message from a client to the coordinator.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -81,7 +82,7 @@ pub enum Request {
     /// Ask whom this consumer waits for. Answered by [`Reply::Awaited`].
     WhoIsAwaited,
     /// Ask for the length and classes of a source, and the output of the pipeline. Answered by [`Reply::Described`].
-    Describe(Box<PipelineSpec>),
+    Describe(Box<Describe>),
     /// Fill the cache. Answered by [`Reply::Progress`], repeatedly, and then by [`Reply::Warmed`]. Closing the
     /// connection stops the warm-up and keeps the samples that are cached.
     Warm(Box<Warm>),
@@ -164,6 +165,8 @@ pub struct CacheRequest {
 pub struct Attach {
     /// Pipeline that prepares the samples.
     pub pipeline: PipelineSpec,
+    /// The job's variables that describe the stores of the source. Jobs share a stream only if theirs are the same.
+    pub store_variables: StoreVariables,
     /// Way to run the job's own code, if that prepares the samples.
     pub code: Option<UserCode>,
     /// Explicit seed, or `None` for the stream's.
@@ -338,11 +341,22 @@ pub struct CohortRequest {
     pub size: u32,
 }
 
+/// Parameters of a description. See [`Request::Describe`].
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Describe {
+    /// The source, and operators or none.
+    pub pipeline: PipelineSpec,
+    /// The client's variables that describe the stores of the source.
+    pub store_variables: StoreVariables,
+}
+
 /// Parameters of a warm-up. See [`Request::Warm`].
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Warm {
     /// Pipeline that the jobs will use.
     pub pipeline: PipelineSpec,
+    /// The client's variables that describe the stores of the source.
+    pub store_variables: StoreVariables,
     /// Form and size of the cache.
     pub cache: CacheRequest,
 }

@@ -9,6 +9,8 @@ use crate::{braces, file_list};
 pub const DEFAULT_IMAGE: &str = "jpg;jpeg;png;webp";
 /// Default of [`TarShards::label`].
 pub const DEFAULT_LABEL: &str = "cls";
+/// Ending of a list of shards.
+const LIST: &str = ".json";
 /// Endings of compressed archives.
 const COMPRESSED: [&str; 9] = [
     ".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst", ".tzst", ".lz4",
@@ -31,7 +33,7 @@ impl std::error::Error for InvalidShards {}
 #[must_use]
 pub fn names_shards(text: &str) -> bool {
     let lower = text.to_ascii_lowercase();
-    lower.ends_with(".tar") || lower.ends_with(".json") || braces::has_braces(text)
+    lower.ends_with(".tar") || lower.ends_with(LIST) || braces::has_braces(text)
 }
 
 /// The remedy for a compressed archive.
@@ -68,6 +70,16 @@ impl TarShards {
             image: image.to_owned(),
             label: label.map(str::to_owned),
         })
+    }
+
+    /// Returns the path or URL of the list that names the shards, or `None` if they are named themselves.
+    #[must_use]
+    pub fn list(&self) -> Option<&str> {
+        let is_list = |name: &&String| name.to_ascii_lowercase().ends_with(LIST);
+        match &self.shards[..] {
+            [one] => Some(one).filter(is_list).map(String::as_str),
+            _ => None,
+        }
     }
 
     /// Returns a name for people: the text with braces that stands for all shards if there is one, otherwise the first

@@ -10,9 +10,6 @@ use serde_json::Value;
 use crate::index::ShardIndex;
 use crate::locate::FileBeside;
 
-/// The ending of a list's name.
-const ENDING: &str = ".json";
-
 /// The shards of a dataset, and what a list says about each.
 pub(crate) struct ListedShards {
     pub(crate) names: Vec<String>,
@@ -32,11 +29,10 @@ impl ListedShards {
     /// # Errors
     /// If the list cannot be read, or is none.
     pub(crate) fn of(list: &TarShards, stores: &Stores) -> Result<ListedShards, Error> {
-        let is_list = |name: &String| name.to_ascii_lowercase().ends_with(ENDING);
-        match &list.shards[..] {
-            [one] if is_list(one) => read(one, stores),
-            names => Ok(ListedShards {
-                names: names.to_vec(),
+        match list.list() {
+            Some(name) => read(name, stores),
+            None => Ok(ListedShards {
+                names: list.shards.clone(),
                 claims: Vec::new(),
             }),
         }

@@ -21,6 +21,7 @@ use coprep_pipeline::{
     Dataset, DecodedShape, DecodedView, Pipeline, PipelineRun, SampleKey, Scratch,
 };
 use coprep_protocol::message::CacheForm;
+use coprep_storage::Stores;
 
 use crate::caches::{DatasetCache, DatasetDisk, WhenFull};
 use crate::observe::costs::Costs;
@@ -29,12 +30,17 @@ use crate::observe::stalls::FetchWeight;
 use crate::produce::failure::Failure;
 pub(crate) use crate::produce::native::block_reads::BlockReads;
 use crate::produce::native::thread_usage::cpu_since_last;
+use crate::produce::threads::SourceId;
 
 /// Everything that is needed to prepare the samples of a stream.
 pub(crate) struct Recipe {
     /// Recipes with equal identities make equal samples.
     pub(crate) identity: u128,
     pub(crate) dataset: Arc<Dataset>,
+    /// Identity of its reads, which are slow or quick together.
+    pub(crate) read_from: SourceId,
+    /// The stores of the dataset. As long as they are held, jobs with the same variables are given the same ones.
+    pub(crate) _stores: Arc<Stores>,
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) cache: Option<Arc<DatasetCache>>,
     /// The samples on the local disk.

@@ -62,14 +62,23 @@ impl Registry {
         party: &dyn FlightParty,
         sizes: impl Fn() -> Result<SampleBytes> + Clone + Send + 'static,
     ) -> Result<Pin> {
+        let mut may_be_others = true;
         loop {
             party.still_waits("its cache is being reserved", Instant::now())?;
             let waiter = match self.cache_or_flight(&needed, &sizes) {
                 Ok(pin) => return Ok(pin),
                 Err(waiter) => waiter,
             };
+            let is_first = waiter.is_first;
             // The cache itself is taken from the table, since it may be dropped before it is pinned.
-            wait_for(waiter, party)?;
+            match wait_for(waiter, party) {
+                // The flight may have been begun for a job with other credentials, which the store refuses. One more
+                // shows whether it refuses these ones too.
+                Err(e) if may_be_others && !is_first && e.kind().is_unavailable() => {
+                    may_be_others = false;
+                }
+                waited => drop(waited?),
+            }
         }
     }
 

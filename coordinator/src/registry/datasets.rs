@@ -8,23 +8,33 @@ use coprep_protocol::spec::Source;
 
 use super::flights::{Flight, FlightOutcome, FlightParty, Waiter};
 use super::identity::source_name;
+use super::job_stores::JobStores;
 use super::{Registry, wait_for};
 use crate::Result;
 use crate::error::from_lower;
 
+/// The identity of a listing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ListingKey {
+    source: u128,
+    /// Number of the stores: one job may be given what another one is refused.
+    stores: u64,
+}
+
 impl Registry {
-    /// Lists a dataset. Jobs that ask for the same one meanwhile are given the same list.
+    /// Lists a dataset. Jobs that ask for the same one in the same stores meanwhile are given the same list.
     pub(crate) fn dataset(
         self: &Arc<Self>,
         source: &Source,
+        stores: &Arc<JobStores>,
         party: &dyn FlightParty,
     ) -> Result<Arc<Dataset>> {
         // A list of local files needs no listing, so no flight.
         if !needs_listing(source) {
-            return self.open_dataset(source, &mut |_| true);
+            return self.open_dataset(source, stores, &mut |_| true);
         }
         loop {
-            let waiter = self.list(source);
+            let waiter = self.list(source, stores);
             if let Some(dataset) = wait_for(waiter, party)? {
                 return Ok(dataset);
             }
@@ -35,17 +45,21 @@ impl Registry {
     fn open_dataset(
         &self,
         source: &Source,
+        stores: &JobStores,
         goes_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Arc<Dataset>> {
-        let listed = Dataset::open_in(source, &self.stores, goes_on).map_err(from_lower)?;
+        let listed = Dataset::open_in(source, &stores.stores, goes_on).map_err(from_lower)?;
         if listed.is_remote() {
             self.workers.expect_remote();
         }
         Ok(Arc::new(listed.slowed(self.throttle.clone())))
     }
 
-    fn list(self: &Arc<Self>, source: &Source) -> Waiter<Arc<Dataset>> {
-        let key = source.fingerprint();
+    fn list(self: &Arc<Self>, source: &Source, stores: &Arc<JobStores>) -> Waiter<Arc<Dataset>> {
+        let key = ListingKey {
+            source: source.fingerprint(),
+            stores: stores.number(),
+        };
         let mut open = self.open();
         if let Some(waiter) = open.listing.join(&key) {
             return waiter;
@@ -53,13 +67,16 @@ impl Registry {
         let step = listing_step(source, 0);
         let (flight, waiter) = open.listing.begin(key, step);
         drop(open);
-        let source = source.clone();
+        let (source, stores) = (source.clone(), stores.clone());
         let list = move |registry: &Arc<Registry>, flight: &Arc<Flight<Arc<Dataset>>>| {
             let mut goes_on = |listed: u64| {
                 flight.step(listing_step(&source, listed));
                 flight.is_awaited()
             };
-            Ok(Some((registry.open_dataset(&source, &mut goes_on)?, None)))
+            Ok(Some((
+                registry.open_dataset(&source, &stores, &mut goes_on)?,
+                None,
+            )))
         };
         self.fly(flight, list, Registry::land_dataset);
         waiter

@@ -7,6 +7,7 @@ use coprep_protocol::message::{Attach, CacheForm, UserCode};
 use coprep_protocol::operators;
 use coprep_protocol::spec::{IdentityPart, Op, PipelineSpec, Source};
 
+use super::job_stores::JobStores;
 use crate::stream::{Stream, StreamConfig};
 
 /// Returns the identity of a cache's content: the list of samples and, for the decoded form, the operators before it.
@@ -27,6 +28,14 @@ pub(super) fn preparation(spec: &PipelineSpec, dataset: &Dataset, is_exact: bool
     let mut key = spec.fingerprint().to_le_bytes().to_vec();
     key.extend(dataset.fingerprint().to_le_bytes());
     key.push(u8::from(is_exact));
+    xxhash_rust::xxh3::xxh3_128(&key)
+}
+
+/// Returns the identity of what is slow or quick together when samples are read. Jobs with other variables may be refused
+/// what these ones are given, so none waits for a read of the others.
+pub(super) fn reads_of(dataset: &Dataset, stores: &JobStores) -> u128 {
+    let mut key = dataset.fingerprint().to_le_bytes().to_vec();
+    key.extend(stores.number().to_le_bytes());
     xxhash_rust::xxh3::xxh3_128(&key)
 }
 
@@ -83,6 +92,10 @@ pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> 
         parts.extend(operators_that_differ(&a.ops, &b.ops));
     }
     let others = [
+        (
+            "the environment of their stores",
+            a.key.stores != b.key.stores,
+        ),
         ("shuffle", a.key.shuffle != b.key.shuffle),
         (
             "cache",

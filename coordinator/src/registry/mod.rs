@@ -13,6 +13,7 @@ mod datasets;
 mod departures;
 mod flights;
 mod identity;
+mod job_stores;
 mod meeting;
 pub(crate) mod status;
 mod user_code;
@@ -43,10 +44,13 @@ use crate::observe::costs::AllCosts;
 use crate::produce::native::{BlockReads, Recipe};
 use crate::produce::producer::Producer;
 use crate::produce::threads::ThreadPool;
+use crate::registry::datasets::ListingKey;
 use crate::registry::departures::Departures;
 use crate::registry::flights::{Flight, FlightOutcome, FlightParty, Flights, Waiter};
 pub use crate::registry::identity::describe;
-use crate::registry::identity::{code_key, content, differs, preparation, source_name};
+use crate::registry::identity::{code_key, content, differs, preparation, reads_of, source_name};
+use crate::registry::job_stores::AllStores;
+pub(crate) use crate::registry::job_stores::JobStores;
 use crate::registry::meeting::Meetings;
 use crate::registry::user_code::{UserCodes, ids_only, runs_code};
 pub(crate) use crate::registry::waiting_client::WaitingClient;
@@ -69,8 +73,8 @@ pub(crate) struct Registry {
     pub(crate) workers: Arc<ThreadPool>,
     /// Throttle that all datasets are read through.
     pub(crate) throttle: Arc<ReadThrottle>,
-    /// The remote stores that datasets are read from.
-    pub(crate) stores: Stores,
+    /// The remote stores that datasets are read from, for each job's variables.
+    pub(crate) stores: AllStores,
     /// The local disk that holds samples below the caches in memory.
     pub(crate) disk: Option<DiskTier>,
     pub(crate) started: Instant,
@@ -102,8 +106,8 @@ struct Open {
     meetings: Meetings,
     opening_streams: Flights<StreamKey, Arc<Stream>>,
     opening_caches: Flights<CacheKey, Arc<DatasetCache>>,
-    /// Listings of folders and stores, by the fingerprint of their source.
-    listing: Flights<u128, Arc<Dataset>>,
+    /// Listings of folders and stores.
+    listing: Flights<ListingKey, Arc<Dataset>>,
     /// Bytes of caches that are being opened or freed. They count towards the budget.
     reserved: Vec<(CacheKey, u64)>,
 }
@@ -122,7 +126,9 @@ impl Registry {
         Ok(Registry {
             costs: AllCosts::new(settings.costs),
             throttle: Arc::new(ReadThrottle::new(settings.storage)),
-            stores: Stores::new(settings.storage_patience).with_early_reads(EARLY_READS),
+            stores: AllStores::new(
+                &Stores::new(settings.storage_patience).with_early_reads(EARLY_READS),
+            ),
             settings,
             workers,
             disk,
@@ -161,11 +167,13 @@ impl Registry {
         client: &Client,
         dataset: Option<&Arc<OwnedFd>>,
     ) -> Result<Answer> {
-        let (key, waiting) = (self.key(request), WaitingClient::new(client));
+        // Held until the job is in a stream, so that they keep their number.
+        let stores = self.stores.of(&request.store_variables);
+        let (key, waiting) = (self.key(request, &stores), WaitingClient::new(client));
         // A stream that was found may be closed before the job is in it, so the search goes on until one admits the
         // job.
         loop {
-            let (stream, is_expected) = match self.find_or_open(key, request, dataset) {
+            let (stream, is_expected) = match self.find_or_open(key, request, &stores, dataset) {
                 Found::Stream(stream) => (stream, false),
                 Found::WantCode => return Ok(Answer::WantCode),
                 Found::Opening(waiter) => match wait_for(waiter, &waiting)? {
@@ -245,6 +253,7 @@ impl Registry {
         self: &Arc<Self>,
         key: StreamKey,
         request: &Arc<Attach>,
+        stores: &Arc<JobStores>,
         dataset: Option<&Arc<OwnedFd>>,
     ) -> Found {
         let is_closing = |open: &mut Open| {
@@ -280,8 +289,9 @@ impl Registry {
         let (flight, waiter) = open.opening_streams.begin(key, step);
         drop(open);
         let (request, dataset) = (request.clone(), dataset.cloned());
+        let stores = stores.clone();
         let open_it = move |registry: &Arc<Registry>, flight: &Arc<Flight<Arc<Stream>>>| {
-            registry.open_stream(&request, dataset.as_deref(), flight)
+            registry.open_stream(&request, &stores, dataset.as_deref(), flight)
         };
         self.fly(flight, open_it, Registry::land_stream);
         Found::Opening(waiter)
@@ -338,10 +348,11 @@ impl Registry {
         }
     }
 
-    fn key(&self, request: &Attach) -> StreamKey {
+    fn key(&self, request: &Attach, stores: &JobStores) -> StreamKey {
         let cache = self.form(request);
         StreamKey {
             pipeline: request.pipeline.fingerprint(),
+            stores: stores.number(),
             shuffle: request.shuffle,
             shuffle_window: request.shuffle_window,
             cache,
@@ -390,6 +401,7 @@ impl Registry {
     fn open_stream(
         self: &Arc<Self>,
         request: &Attach,
+        stores: &Arc<JobStores>,
         dataset: Option<&OwnedFd>,
         flight: &Arc<Flight<Arc<Stream>>>,
     ) -> Result<Option<(Arc<Stream>, Option<Pin>)>> {
@@ -424,7 +436,7 @@ impl Registry {
             _ => {
                 let blocks = |dataset: &Dataset| blocks_of(request, dataset);
                 let (recipe, pin) =
-                    self.recipe(&request.pipeline, &request.cache, blocks, &**flight)?;
+                    self.recipe(&request.pipeline, &request.cache, stores, blocks, &**flight)?;
                 let producer = Producer::Native(recipe);
                 let pool = reserve(&producer)?;
                 (producer, pool, None, pin)
@@ -439,7 +451,7 @@ impl Registry {
             windows,
             numbers,
             id: self.next_stream.fetch_add(1, Ordering::Relaxed),
-            key: self.key_of_new_stream(request, &producer),
+            key: self.key_of_new_stream(request, stores, &producer),
             takes_any_form: names_no_form(request),
             seed,
             dataset_name: source_name(&request.pipeline.source),
@@ -497,6 +509,7 @@ impl Registry {
         self: &Arc<Self>,
         spec: &PipelineSpec,
         request: &CacheRequest,
+        stores: &Arc<JobStores>,
         blocks: impl FnOnce(&Dataset) -> Result<Option<BlockReads>>,
         party: &dyn FlightParty,
     ) -> Result<(Arc<Recipe>, Option<Pin>)> {
@@ -510,7 +523,7 @@ impl Registry {
         }
         // A mistake is reported before a store is listed, which may take long.
         Pipeline::check(&spec.ops).map_err(from_lower)?;
-        let dataset = self.dataset(&spec.source, party)?;
+        let dataset = self.dataset(&spec.source, stores, party)?;
         let pipeline = Pipeline::for_dataset(&spec.ops, &dataset).map_err(from_lower)?;
         let pipeline = Arc::new(pipeline);
         let form = self
@@ -533,6 +546,8 @@ impl Registry {
         let (disk, disk_note) = self.disk_of(spec, &dataset, &pipeline);
         let recipe = Recipe {
             identity,
+            read_from: reads_of(&dataset, stores),
+            _stores: stores.stores.clone(),
             blocks: blocks(&dataset)?,
             dataset,
             pipeline,

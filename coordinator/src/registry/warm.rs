@@ -49,7 +49,7 @@ impl PoolWork for Admit {
 
     fn file(&self) -> Option<SourceFile> {
         Some(SourceFile {
-            source: self.recipe.dataset.fingerprint(),
+            source: self.recipe.read_from,
             sample: self.id,
         })
     }
@@ -105,9 +105,11 @@ pub(crate) fn warm(
     request: &Warm,
     client: &Client,
 ) -> Result<WarmProgress> {
+    let stores = registry.stores.of(&request.store_variables);
     let (recipe, _pin) = registry.recipe(
         &request.pipeline,
         &request.cache,
+        &stores,
         blocks_of,
         &WaitingClient::new(client),
     )?;

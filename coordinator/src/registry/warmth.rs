@@ -7,14 +7,20 @@ use coprep_protocol::spec::{PipelineSpec, Source};
 
 use super::Registry;
 use super::identity::content;
+use super::job_stores::JobStores;
 use crate::caches::{CacheKey, CachedPipeline, DatasetCache};
 use crate::produce::producer::Producer;
 use crate::stream::{Stream, StreamConfig, StreamKey};
 
 impl Registry {
     /// Returns the key of a stream. If no form was asked for, the key has the form in which its samples are cached.
-    pub(super) fn key_of_new_stream(&self, request: &Attach, producer: &Producer) -> StreamKey {
-        let key = self.key(request);
+    pub(super) fn key_of_new_stream(
+        &self,
+        request: &Attach,
+        stores: &JobStores,
+        producer: &Producer,
+    ) -> StreamKey {
+        let key = self.key(request, stores);
         if !names_no_form(request) {
             return key;
         }

@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 use coprep_pipeline::Pipeline;
 use coprep_protocol::frame;
 use coprep_protocol::message::{
-    Attach, Awaited, Departure, GpuUse, Reply, Request, UserCode, Warm,
+    Attach, Awaited, Departure, Describe, GpuUse, Reply, Request, UserCode, Warm,
 };
-use coprep_protocol::spec::PipelineSpec;
 use coprep_storage::Slowness;
 use fail::fail_point;
 
@@ -190,7 +189,7 @@ impl Session<'_> {
             Request::State { epoch, batches } => self.state(epoch, batches).map(Some),
             Request::Explain => self.explain().map(Some),
             Request::WhoIsAwaited => self.who_is_awaited().map(Some),
-            Request::Describe(spec) => self.describe(&spec).map(Some),
+            Request::Describe(request) => self.describe(&request).map(Some),
             Request::Warm(request) => self.warm(&request).map(Some),
             Request::Status { slow } => Ok(Some(self.status(slow))),
             Request::Drop { name } => Ok(Some(self.drop_caches(name.as_deref()))),
@@ -330,12 +329,14 @@ impl Session<'_> {
         Ok(Reply::Awaited(awaited))
     }
 
-    fn describe(&self, spec: &PipelineSpec) -> Result<Reply> {
+    fn describe(&self, request: &Describe) -> Result<Reply> {
+        let spec = &request.pipeline;
         if !spec.ops.is_empty() {
             Pipeline::check(&spec.ops).map_err(from_lower)?;
         }
         let waiting = WaitingClient::new(&self.client);
-        let dataset = self.registry.dataset(&spec.source, &waiting)?;
+        let stores = self.registry.stores.of(&request.store_variables);
+        let dataset = self.registry.dataset(&spec.source, &stores, &waiting)?;
         // A source of files without operators is described too: its length and classes are known.
         let fields = if spec.ops.is_empty() && !dataset.is_of_arrays() {
             Vec::new()

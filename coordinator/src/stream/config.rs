@@ -15,6 +15,8 @@ use crate::stream::Numbers;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct StreamKey {
     pub(crate) pipeline: u128,
+    /// Number that stands for the variables by which the jobs' stores are described. It is 0 for jobs without any.
+    pub(crate) stores: u64,
     pub(crate) shuffle: bool,
     /// Number of samples that a random order is drawn from at a time, or 0 for all.
     pub(crate) shuffle_window: u32,

@@ -38,7 +38,7 @@ impl Stream {
         if let Some(outage) = recipe.dataset.outages().next() {
             return Some(outage.to_string());
         }
-        let source = recipe.dataset.fingerprint();
+        let source = recipe.read_from;
         let (sample, since) = self.workers.longest_read(source)?;
         let time = since.elapsed();
         (time >= LONG_READ).then(|| {

@@ -13,7 +13,7 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential};
 use object_store::{Result, StaticCredentialProvider};
 
 use crate::credential_process::CredentialProcess;
-use crate::variables::{Variables, value};
+use crate::variables::Variables;
 
 /// Beginnings of settings by which a profile signs in, if it has neither keys nor a program.
 const OTHER_WAYS: [&str; 5] = [
@@ -45,7 +45,7 @@ impl AwsProfile {
     pub(crate) fn read(variables: &Variables) -> Result<Option<AwsProfile>> {
         let named = ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"]
             .iter()
-            .find_map(|name| value(name, variables).filter(|name| !name.is_empty()));
+            .find_map(|name| variables.value(name).filter(|name| !name.is_empty()));
         let name = named.as_deref().unwrap_or("default");
         let files = [
             ("AWS_CONFIG_FILE", "config"),
@@ -122,7 +122,11 @@ impl AwsProfile {
     }
 
     /// Adds what the profile says and the environment does not.
-    pub(crate) fn apply(&self, builder: AmazonS3Builder) -> Result<AmazonS3Builder> {
+    pub(crate) fn apply(
+        &self,
+        builder: AmazonS3Builder,
+        variables: &Variables,
+    ) -> Result<AmazonS3Builder> {
         let also = [
             ("region", AmazonS3ConfigKey::Region),
             ("endpoint_url", AmazonS3ConfigKey::Endpoint),
@@ -138,7 +142,8 @@ impl AwsProfile {
                 Ok(builder.with_credentials(Arc::new(StaticCredentialProvider::new(keys))))
             }
             Way::Program(command) => {
-                Ok(builder.with_credentials(Arc::new(CredentialProcess::new(&self.name, command))))
+                let program = CredentialProcess::new(&self.name, command, variables);
+                Ok(builder.with_credentials(Arc::new(program)))
             }
             Way::Other(setting) => Err(error(format!(
                 "the profile {0} signs in by {setting}, which is left to a program: write a profile with \
@@ -156,10 +161,10 @@ type Sections = HashMap<String, HashMap<String, Option<String>>>;
 
 /// Returns the path of a file with profiles: that of a variable, or the usual one.
 fn file(variable: &str, usual: &str, variables: &Variables) -> Option<PathBuf> {
-    if let Some(path) = value(variable, variables) {
+    if let Some(path) = variables.value(variable) {
         return Some(path.into());
     }
-    let home = value("HOME", variables).map(PathBuf::from)?;
+    let home = variables.value("HOME").map(PathBuf::from)?;
     Some(home.join(".aws").join(usual))
 }
 
@@ -214,12 +219,13 @@ mod tests {
         let paths = ["config", "credentials"].map(|name| folder.path().join(name));
         fs::write(&paths[0], config).unwrap();
         fs::write(&paths[1], credentials).unwrap();
-        let mut variables = vec![("AWS_PROFILE".to_owned(), name.to_owned())];
+        let mut variables = Variables::default();
+        variables.set("AWS_PROFILE", name);
         for (variable, path) in ["AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"]
             .into_iter()
             .zip(&paths)
         {
-            variables.push((variable.to_owned(), path.display().to_string()));
+            variables.set(variable, path.to_str().unwrap());
         }
         AwsProfile::read(&variables).map_err(|e| e.to_string())
     }
@@ -232,7 +238,9 @@ mod tests {
         };
         assert_eq!((&*keys.key_id, &*keys.secret_key), ("KEY", "a\\b\"c#d;e"));
         assert_eq!(profile.describe().unwrap(), "the profile keys");
-        let builder = profile.apply(AmazonS3Builder::new()).unwrap();
+        let builder = profile
+            .apply(AmazonS3Builder::new(), &Variables::default())
+            .unwrap();
         let setting = |key| builder.get_config_value(&key);
         assert_eq!(setting(AmazonS3ConfigKey::Region).unwrap(), "eu-north-1");
         assert_eq!(
@@ -241,7 +249,7 @@ mod tests {
         );
         // The environment comes first.
         let builder = AmazonS3Builder::new().with_region("us-east-2");
-        let builder = profile.apply(builder).unwrap();
+        let builder = profile.apply(builder, &Variables::default()).unwrap();
         let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
         assert_eq!(region.unwrap(), "us-east-2");
     }
@@ -268,7 +276,11 @@ mod tests {
             "{broken}"
         );
         let sso = read("sso", CONFIG, CREDENTIALS).unwrap().unwrap();
-        let error = sso.apply(AmazonS3Builder::new()).err().unwrap().to_string();
+        let error = sso
+            .apply(AmazonS3Builder::new(), &Variables::default())
+            .err()
+            .unwrap()
+            .to_string();
         assert!(
             error.contains("signs in by sso_session")
                 && error

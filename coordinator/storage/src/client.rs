@@ -1,12 +1,13 @@
-//! Clients of stores, made from the settings of the environment.
+//! Clients of stores, made from the variables of a process or of a job.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::aws_profile::AwsProfile;
 use crate::http_options::{is_plain, options, retry};
 use crate::hub::{self, HubStore};
 use crate::traffic::{CountingConnector, TrafficCounters};
-use crate::variables::{Variables, value};
+use crate::variables::Variables;
 use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
@@ -14,10 +15,19 @@ use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleCon
 use object_store::http::HttpBuilder;
 use object_store::{ObjectStore, Result};
 
-pub(crate) const RESTART: &str =
-    "start the coordinator anew (coprep stop), which takes the environment of the next job";
+/// File below a home with the credentials of `gcloud auth application-default login`.
+const GOOGLE_SIGN_IN: &str = ".config/gcloud/application_default_credentials.json";
 
-/// Returns the settings of the environment that describe a store, as advice.
+/// The published account of Azurite, with its key, and its usual address.
+const EMULATOR_ACCOUNT: &str = "devstoreaccount1";
+const EMULATOR_KEY: &str =
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+const EMULATOR_ADDRESS: &str = "http://127.0.0.1:10000";
+
+/// The place to set variables in, as advice.
+pub(crate) const IN_JOB: &str = "in the environment of the job";
+
+/// Returns the variables that describe a store, as advice.
 pub(crate) fn environment(scheme: UrlScheme) -> String {
     let variables = match scheme {
         UrlScheme::S3 => {
@@ -35,7 +45,7 @@ pub(crate) fn environment(scheme: UrlScheme) -> String {
             return "see whether the URL opens in a browser".into();
         }
     };
-    format!("set {variables}, and {RESTART}")
+    format!("set {variables} {IN_JOB}")
 }
 
 /// The variables by which an environment names credentials, in the order in which they are used, and what to call them.
@@ -107,7 +117,7 @@ pub(crate) fn named_credentials(scheme: UrlScheme, variables: &Variables) -> Opt
         UrlScheme::Hf => return hub::named_token(variables),
         UrlScheme::Http | UrlScheme::Https => return None,
     };
-    let is_set = |(name, _): &&(&str, &str)| value(name, variables).is_some();
+    let is_set = |(name, _): &&(&str, &str)| variables.value(name).is_some();
     if let Some((_, text)) = known.iter().find(is_set) {
         return Some((*text).to_owned());
     }
@@ -121,7 +131,7 @@ pub(crate) fn named_credentials(scheme: UrlScheme, variables: &Variables) -> Opt
 
 /// Returns the profile that is used. Variables with credentials come before it.
 fn profile(variables: &Variables) -> Result<Option<AwsProfile>> {
-    let is_set = |(name, _): &(&str, &str)| value(name, variables).is_some();
+    let is_set = |(name, _): &(&str, &str)| variables.value(name).is_some();
     if S3_CREDENTIALS.iter().any(is_set) {
         return Ok(None);
     }
@@ -133,7 +143,7 @@ pub(crate) fn endpoint(url: &DatasetUrl, variables: &Variables) -> String {
     let (names, usual): (&[&str], String) = match url.scheme {
         UrlScheme::S3 => {
             let region = ["AWS_REGION", "AWS_DEFAULT_REGION"];
-            let region = region.iter().find_map(|name| value(name, variables));
+            let region = region.iter().find_map(|name| variables.value(name));
             let region = region.unwrap_or_else(|| "us-east-1".into());
             (
                 &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"],
@@ -148,7 +158,7 @@ pub(crate) fn endpoint(url: &DatasetUrl, variables: &Variables) -> String {
         UrlScheme::Hf => return without_user(&hub::endpoint(variables)),
         UrlScheme::Http | UrlScheme::Https => (&[], url.store()),
     };
-    match names.iter().find_map(|name| value(name, variables)) {
+    match names.iter().find_map(|name| variables.value(name)) {
         None => usual,
         Some(address) => without_user(&address),
     }
@@ -185,26 +195,11 @@ pub(crate) fn client(
     })
 }
 
-/// Applies variables to a builder. Those that are no setting of its store are left out, as in an environment.
-fn configured<B, K: std::str::FromStr>(
-    builder: B,
-    variables: &Variables,
-    with: impl Fn(B, K, &str) -> B,
-) -> B {
-    variables.iter().fold(builder, |builder, (name, value)| {
-        match name.to_ascii_lowercase().parse() {
-            Ok(key) => with(builder, key, value),
-            Err(_) => builder,
-        }
-    })
-}
-
 fn s3(bucket: &str, variables: &Variables, connector: CountingConnector) -> Result<AmazonS3> {
-    let builder = configured(AmazonS3Builder::from_env(), variables, |b, key, value| {
-        b.with_config(key, value)
-    });
+    let with = |b: AmazonS3Builder, key, value: &str| b.with_config(key, value);
+    let builder = variables.configured("AWS_", AmazonS3Builder::from_env, with);
     let builder = match profile(variables)? {
-        Some(profile) => profile.apply(builder)?,
+        Some(profile) => profile.apply(builder, variables)?,
         None => builder,
     };
     let keys = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
@@ -223,10 +218,13 @@ fn gs(
     variables: &Variables,
     connector: CountingConnector,
 ) -> Result<GoogleCloudStorage> {
-    let from_env = GoogleCloudStorageBuilder::from_env();
-    let builder = configured(from_env, variables, |b, key, value| {
-        b.with_config(key, value)
-    });
+    let with = |b: GoogleCloudStorageBuilder, key, value: &str| b.with_config(key, value);
+    let builder = variables.configured("GOOGLE_", GoogleCloudStorageBuilder::from_env, with);
+    let builder = if variables.is_complete() {
+        with_google_files(builder, variables)?
+    } else {
+        builder
+    };
     let base = builder.get_config_value(&GoogleConfigKey::BaseUrl);
     builder
         .with_client_options(options(is_plain(base.as_deref())))
@@ -236,23 +234,177 @@ fn gs(
         .build()
 }
 
+/// Names the file with credentials that the library would find by this process's environment, where a job has its own.
+fn with_google_files(
+    builder: GoogleCloudStorageBuilder,
+    variables: &Variables,
+) -> Result<GoogleCloudStorageBuilder> {
+    let keys = [
+        GoogleConfigKey::ServiceAccount,
+        GoogleConfigKey::ServiceAccountKey,
+        GoogleConfigKey::ApplicationCredentials,
+    ];
+    if keys
+        .iter()
+        .any(|key| builder.get_config_value(key).is_some())
+    {
+        return Ok(builder);
+    }
+    if let Some(path) = variables.value("SERVICE_ACCOUNT") {
+        return Ok(builder.with_service_account_path(path));
+    }
+    let below = |home: String| Some(Path::new(&home).join(GOOGLE_SIGN_IN)).filter(|f| f.exists());
+    let own = variables.value("HOME").and_then(below);
+    let others = std::env::var("HOME").ok().and_then(below);
+    match (own.as_deref().and_then(Path::to_str), others) {
+        (Some(file), _) => Ok(builder.with_application_credentials(file)),
+        // The library would sign in with the file of another home, which the job does not know.
+        (None, Some(_)) if named_credentials(UrlScheme::Gs, variables).is_none() => {
+            Err(object_store::Error::Generic {
+                store: "GCS",
+                source: "the job has no credentials, and its HOME is not that of the coordinator"
+                    .into(),
+            })
+        }
+        (None, _) => Ok(builder),
+    }
+}
+
 fn az(
     container: &str,
     variables: &Variables,
     connector: CountingConnector,
 ) -> Result<MicrosoftAzure> {
-    let from_env = MicrosoftAzureBuilder::from_env();
-    let builder = configured(from_env, variables, |b, key, value| {
-        b.with_config(key, value)
-    });
+    let with = |b: MicrosoftAzureBuilder, key, value: &str| b.with_config(key, value);
+    let builder = variables.configured("AZURE_", MicrosoftAzureBuilder::from_env, with);
+    let builder = if variables.is_complete() {
+        check_azure_program(&builder, variables)?;
+        with_azure_addresses(builder, variables)
+    } else {
+        builder
+    };
     let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
-    let emulator = builder.get_config_value(&AzureConfigKey::UseEmulator);
     // The emulator speaks plain HTTP.
-    let is_plain = is_plain(endpoint.as_deref()) || emulator.as_deref() == Some("true");
+    let is_plain = is_plain(endpoint.as_deref()) || is_emulated(&builder);
     builder
         .with_client_options(options(is_plain))
         .with_container_name(container)
         .with_retry(retry())
         .with_http_connector(connector)
         .build()
+}
+
+fn is_emulated(builder: &MicrosoftAzureBuilder) -> bool {
+    let emulator = builder.get_config_value(&AzureConfigKey::UseEmulator);
+    emulator.as_deref() == Some("true")
+}
+
+/// Refuses a job that signs in by `az` with another folder than this process, whose environment `az` would find.
+fn check_azure_program(builder: &MicrosoftAzureBuilder, variables: &Variables) -> Result<()> {
+    const FOLDER: &str = "AZURE_CONFIG_DIR";
+    let program = builder.get_config_value(&AzureConfigKey::UseAzureCli);
+    let is_used = program.as_deref() == Some("true");
+    if is_used && variables.value(FOLDER) != std::env::var(FOLDER).ok() {
+        return Err(object_store::Error::Generic {
+            store: "Azure",
+            source: format!("{FOLDER} is not that of the coordinator, which runs az").into(),
+        });
+    }
+    Ok(())
+}
+
+/// Names the addresses that the library would find by this process's environment.
+fn with_azure_addresses(
+    mut builder: MicrosoftAzureBuilder,
+    variables: &Variables,
+) -> MicrosoftAzureBuilder {
+    // The service that gives the role of this machine is the same for all its processes.
+    if let Ok(address) = std::env::var("IDENTITY_ENDPOINT") {
+        builder = builder.with_msi_endpoint(address);
+    }
+    if !is_emulated(&builder) {
+        return builder;
+    }
+    // The library reads the address of the emulator from the environment of its process, so a job's emulator is described
+    // as the account that it is.
+    let value = |key| builder.get_config_value(&key);
+    let account = value(AzureConfigKey::AccountName).unwrap_or_else(|| EMULATOR_ACCOUNT.into());
+    let is_signed = [
+        AzureConfigKey::AccessKey,
+        AzureConfigKey::Token,
+        AzureConfigKey::SasKey,
+    ]
+    .into_iter()
+    .any(|key| value(key).is_some());
+    let address = variables.value("AZURITE_BLOB_STORAGE_URL");
+    let address = address.unwrap_or_else(|| EMULATOR_ADDRESS.into());
+    let endpoint = format!("{}/{account}", address.trim_end_matches('/'));
+    let builder = builder
+        .with_use_emulator(false)
+        .with_account(account)
+        .with_endpoint(endpoint);
+    if is_signed {
+        builder
+    } else {
+        builder.with_access_key(EMULATOR_KEY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use coprep_protocol::store_variables::StoreVariables;
+
+    fn complete(variables: &[(&str, &str)]) -> Variables {
+        let owned = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Variables::complete(StoreVariables::from_iter(owned))
+    }
+
+    #[test]
+    fn an_emulator_of_a_job_is_an_account_at_its_address() {
+        let variables = complete(&[
+            ("AZURE_STORAGE_USE_EMULATOR", "true"),
+            ("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:7/"),
+        ]);
+        let with = |b: MicrosoftAzureBuilder, key, value: &str| b.with_config(key, value);
+        let builder = variables.configured("AZURE_", MicrosoftAzureBuilder::from_env, with);
+        let builder = with_azure_addresses(builder, &variables);
+        let value = |key| builder.get_config_value(&key);
+        assert_eq!(
+            value(AzureConfigKey::Endpoint).as_deref(),
+            Some("http://127.0.0.1:7/devstoreaccount1")
+        );
+        assert_eq!(
+            value(AzureConfigKey::AccessKey).as_deref(),
+            Some(EMULATOR_KEY)
+        );
+        assert!(!is_emulated(&builder));
+    }
+
+    #[test]
+    fn a_job_signs_in_at_google_by_the_file_of_its_own_home() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join(GOOGLE_SIGN_IN);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, "{}").unwrap();
+        let of = |variables: &[(&str, &str)]| {
+            let variables = complete(variables);
+            let with = |b: GoogleCloudStorageBuilder, key, value: &str| b.with_config(key, value);
+            let from_env = GoogleCloudStorageBuilder::from_env;
+            let builder = variables.configured("GOOGLE_", from_env, with);
+            let builder = with_google_files(builder, &variables).unwrap();
+            let keys = [
+                GoogleConfigKey::ApplicationCredentials,
+                GoogleConfigKey::ServiceAccount,
+            ];
+            keys.map(|key| builder.get_config_value(&key))
+        };
+        let home = home.path().to_str().unwrap();
+        let signed_in = file.to_str().map(str::to_owned);
+        assert_eq!(of(&[("HOME", home)]), [signed_in, None]);
+        let named = [("HOME", home), ("SERVICE_ACCOUNT", "/key.json")];
+        assert_eq!(of(&named), [None, Some("/key.json".to_owned())]);
+    }
 }

@@ -19,6 +19,8 @@ use serde::Deserialize;
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::{sleep, timeout};
 
+use crate::variables::Variables;
+
 /// Longest time that a program may take to print credentials.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time between two checks whether a program has ended that has closed its output.
@@ -45,6 +47,8 @@ pub(crate) struct CredentialProcess(Arc<ProgramCredentials>);
 struct ProgramCredentials {
     profile: String,
     command: String,
+    /// The program finds them in its environment.
+    variables: Variables,
     /// Held while the program runs, so that it runs once for all requests.
     last: Mutex<Option<LastRun>>,
 }
@@ -81,10 +85,11 @@ impl Lifetime {
 }
 
 impl CredentialProcess {
-    pub(crate) fn new(profile: &str, command: &str) -> Self {
+    pub(crate) fn new(profile: &str, command: &str, variables: &Variables) -> Self {
         CredentialProcess(Arc::new(ProgramCredentials {
             profile: profile.to_owned(),
             command: command.to_owned(),
+            variables: variables.clone(),
             last: Mutex::new(None),
         }))
     }
@@ -145,7 +150,7 @@ impl ProgramCredentials {
             }
             Some(LastRun::Failed(..)) | None => None,
         };
-        let printed = output_of(&self.command, PROGRAM_TIMEOUT).await;
+        let printed = output_of(&self.command, &self.variables, PROGRAM_TIMEOUT).await;
         let given = match (printed.and_then(|p| credentials_in(&p)), present) {
             (Ok(given), _) => given,
             (Err(why), Some(given)) => {
@@ -198,8 +203,14 @@ impl Drop for RunningProgram {
 }
 
 /// Runs a command of the shell and returns what it prints. An error says what is wrong, but nothing that was printed.
-async fn output_of(command: &str, most: Duration) -> std::result::Result<Vec<u8>, String> {
-    let child = Command::new("/bin/sh")
+async fn output_of(
+    command: &str,
+    variables: &Variables,
+    most: Duration,
+) -> std::result::Result<Vec<u8>, String> {
+    let mut shell = Command::new("/bin/sh");
+    variables.apply_to(&mut shell);
+    let child = shell
         .args(["-c", command])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -266,15 +277,20 @@ fn credentials_in(printed: &[u8]) -> std::result::Result<GivenCredentials, Strin
 mod tests {
     use std::path::Path;
 
+    use coprep_protocol::store_variables::StoreVariables;
+
     use super::*;
 
-    fn run(command: &str, most: Duration) -> std::result::Result<Vec<u8>, String> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
-            .unwrap();
-        runtime.block_on(output_of(command, most))
+            .unwrap()
+    }
+
+    fn run(command: &str, most: Duration) -> std::result::Result<Vec<u8>, String> {
+        runtime().block_on(output_of(command, &Variables::default(), most))
     }
 
     #[test]
@@ -286,6 +302,19 @@ mod tests {
             failed.contains("exit status: 3") && !failed.contains("HIDDEN"),
             "{failed}"
         );
+    }
+
+    #[test]
+    fn a_program_has_the_variables_of_the_job_and_the_path_of_this_process() {
+        let mut variables = Variables::complete(StoreVariables::default());
+        variables.set("AWS_OF_JOB", "job");
+        let runtime = runtime();
+        let minute = Duration::from_secs(60);
+        let command = "echo $AWS_OF_JOB $HOME $PATH";
+        let printed = runtime.block_on(output_of(command, &variables, minute));
+        let of_process = |name| std::env::var(name).unwrap();
+        let expected = format!("job {} {}\n", of_process("HOME"), of_process("PATH"));
+        assert_eq!(String::from_utf8(printed.unwrap()).unwrap(), expected);
     }
 
     #[test]

@@ -29,6 +29,18 @@ pub struct OutageReport {
     pub waiting: u32,
 }
 
+impl OutageReport {
+    /// Takes in what other clients of the store have seen: the outage is the one that lasts longest, and all reads wait.
+    pub fn merge(&mut self, other: &OutageReport) {
+        let waiting = self.waiting + other.waiting;
+        let next_try = self.next_try.min(other.next_try);
+        if other.lasts > self.lasts {
+            self.clone_from(other);
+        }
+        (self.waiting, self.next_try) = (waiting, next_try);
+    }
+}
+
 impl fmt::Display for OutageReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

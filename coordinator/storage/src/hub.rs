@@ -29,7 +29,7 @@ use serde::de::DeserializeOwned;
 
 use crate::http_options::{is_plain, options, retry};
 use crate::traffic::CountingConnector;
-use crate::variables::{Variables, value};
+use crate::variables::Variables;
 
 const NAME: &str = "Hub";
 const USUAL_ENDPOINT: &str = "https://huggingface.co";
@@ -39,7 +39,9 @@ const TOKEN_VARIABLES: [&str; 2] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
 
 /// Returns the address of the Hub, or of the server that stands in for it.
 pub(crate) fn endpoint(variables: &Variables) -> String {
-    let named = value("HF_ENDPOINT", variables).filter(|address| !address.is_empty());
+    let named = variables
+        .value("HF_ENDPOINT")
+        .filter(|address| !address.is_empty());
     let address = named.unwrap_or_else(|| USUAL_ENDPOINT.to_owned());
     address.trim_end_matches('/').to_owned()
 }
@@ -54,7 +56,7 @@ struct Token {
 fn token(variables: &Variables) -> Option<Token> {
     let trimmed = |text: String| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
     for name in TOKEN_VARIABLES {
-        if let Some(text) = value(name, variables).and_then(trimmed) {
+        if let Some(text) = variables.value(name).and_then(trimmed) {
             let place = name.to_owned();
             return Some(Token { text, place });
         }
@@ -67,7 +69,7 @@ fn token(variables: &Variables) -> Option<Token> {
 
 fn token_file(variables: &Variables) -> Option<PathBuf> {
     let path = |name: &str| {
-        let text = value(name, variables).filter(|text| !text.is_empty());
+        let text = variables.value(name).filter(|text| !text.is_empty());
         text.map(PathBuf::from)
     };
     let home = || {

@@ -22,7 +22,7 @@ use self::reading::{Reading, Unread};
 use self::renewal::RenewableClient;
 
 use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
-use crate::client::{RESTART, endpoint, environment, named_credentials};
+use crate::client::{IN_JOB, endpoint, environment, named_credentials};
 use crate::error::{Error, ErrorKind, changed, too_long};
 use crate::file::MOST_BYTES;
 use crate::health::{OutageReport, StoreHealth, Tries};
@@ -109,8 +109,7 @@ impl OpeningTries {
 }
 
 impl RemoteStore {
-    /// Opens the store of a URL, with the credentials of the environment and `variables`, which come first. No
-    /// request is made.
+    /// Opens the store of a URL, as the variables describe it. No request is made.
     pub(crate) fn open(
         url: &DatasetUrl,
         variables: &Variables,
@@ -519,7 +518,7 @@ impl RemoteStore {
             ),
             AnswerMeaning::NoBucket => format!("check the name of the bucket {store}"),
             AnswerMeaning::OtherRegion => {
-                format!("{store} lies in another region: name it in AWS_REGION and {RESTART}")
+                format!("{store} lies in another region: name it in AWS_REGION {IN_JOB}")
             }
             AnswerMeaning::Refused => {
                 format!("check the credentials: {}", environment(self.scheme))

@@ -36,6 +36,17 @@ pub struct StoreTraffic {
     pub received: u64,
 }
 
+impl StoreTraffic {
+    /// Adds the requests of other clients of the store.
+    pub fn add(&mut self, other: &StoreTraffic) {
+        self.requests += other.requests;
+        self.answered += other.answered;
+        self.failed += other.failed;
+        self.second += other.second;
+        self.received += other.received;
+    }
+}
+
 /// The counters of a store.
 #[derive(Debug, Default)]
 pub(crate) struct TrafficCounters {

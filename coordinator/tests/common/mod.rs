@@ -14,6 +14,7 @@ use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{
     DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source, UserDataset,
 };
+use coprep_protocol::store_variables::StoreVariables;
 
 /// Longest time that a test waits for anything.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -130,6 +131,7 @@ pub(crate) fn ids(batch: &Batch) -> Vec<u32> {
 /// Returns the request of a job of one rank that shuffles with seed 7 and names nothing else.
 pub(crate) fn attach(pipeline: PipelineSpec, batch_size: u32) -> Attach {
     Attach {
+        store_variables: StoreVariables::default(),
         code: None,
         pipeline,
         seed: Some(7),

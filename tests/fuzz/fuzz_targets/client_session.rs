@@ -26,6 +26,7 @@ use coprep_protocol::message::{
 };
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{BLOB, Dtype, Field, FileList, NUMBER, PipelineSpec, Source};
+use coprep_protocol::store_variables::StoreVariables;
 use coprep_shared_memory::handover::{Doorbell, Item, Sender};
 use coprep_shared_memory::staging::{Layout, SlotMut, StagingPool};
 use libfuzzer_sys::fuzz_target;
@@ -174,6 +175,7 @@ fn attach() -> Attach {
             }),
             ops: Vec::new(),
         },
+        store_variables: StoreVariables::default(),
         code: None,
         seed: None,
         seed_hint: None,

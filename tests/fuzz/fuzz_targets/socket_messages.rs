@@ -17,6 +17,7 @@ use coprep_protocol::message::{
 use coprep_protocol::spec::{
     DEFAULT_MAX_PIXELS, Dtype, Field, FileList, Interpolation, Op, PipelineSpec, ResizeTo, Source,
 };
+use coprep_protocol::store_variables::StoreVariables;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(init: coprep_fuzz::seed(&seeds()), |data: &[u8]| {
@@ -58,7 +59,7 @@ fn by_socket<M: Message>(frame: &[u8]) -> Option<M> {
 fn identify(request: &Request) {
     let pipeline = match request {
         Request::Attach(attach) => &attach.pipeline,
-        Request::Describe(pipeline) => pipeline,
+        Request::Describe(describe) => &describe.pipeline,
         Request::Warm(warm) => &warm.pipeline,
         _ => return,
     };
@@ -129,6 +130,7 @@ fn attach() -> Attach {
     ];
     Attach {
         pipeline: PipelineSpec { source, ops },
+        store_variables: StoreVariables::from_iter([("AWS_REGION".into(), "here".into())]),
         code: Some(UserCode {
             command: vec![b"/usr/bin/python3".to_vec(), b"-c".to_vec()],
             environment: vec![(b"HOME".to_vec(), b"/root".to_vec())],

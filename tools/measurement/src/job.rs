@@ -10,6 +10,7 @@ use coprep_protocol::message::{Attach, CacheForm, CacheRequest};
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::poll_interval::poll_every;
 use coprep_protocol::spec::PipelineSpec;
+use coprep_protocol::store_variables::StoreVariables;
 use roaring::RoaringBitmap;
 
 use crate::{Result, interrupt};
@@ -88,6 +89,7 @@ fn attach(options: &JobOptions<'_>) -> Result<Attach> {
     let subset: RoaringBitmap = options.ids.iter().copied().collect();
     Ok(Attach {
         pipeline: options.spec.clone(),
+        store_variables: StoreVariables::of(&options.spec.source),
         code: None,
         // A fixed seed, so that jobs with the same options share.
         seed: Some(0),

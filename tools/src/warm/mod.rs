@@ -11,6 +11,7 @@ use coprep_protocol::message::{CacheForm, CacheRequest, Warm, WarmProgress};
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::size::human;
 use coprep_protocol::spec::PipelineSpec;
+use coprep_protocol::store_variables::StoreVariables;
 
 use crate::output::print_line;
 use crate::progress::WorkProgress;
@@ -22,13 +23,11 @@ pub(crate) fn run(paths: &CoordinatorPaths, args: &args::WarmArgs) -> Outcome {
         return script::run(paths, from, args);
     }
     let folder = args.folder.as_deref().unwrap_or(Path::new("."));
+    let source = source(folder, &args.parts.image, args.parts.label())?;
     let request = Warm {
+        store_variables: StoreVariables::of(&source),
         // Any random operator would do in paths of the jobs' own: the cache does not depend on it.
-        pipeline: args.fixed.then_crop(224).of(source(
-            folder,
-            &args.parts.image,
-            args.parts.label(),
-        )?),
+        pipeline: args.fixed.then_crop(224).of(source),
         cache: cache(args),
     };
     let cached = request.pipeline.cached();

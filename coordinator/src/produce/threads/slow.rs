@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::produce::deadline_queue::{Deadline, DeadlineHeap};
 
-/// Identity of a dataset, whose reads are slow or quick together.
+/// Identity of a dataset in the stores of some jobs, whose reads are slow or quick together.
 pub(crate) type SourceId = u128;
 
 /// The file that a task reads.

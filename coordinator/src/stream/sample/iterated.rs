@@ -116,6 +116,7 @@ mod tests {
         let buffers = std::iter::from_fn(|| pool.allocate()).collect();
         let key = StreamKey {
             pipeline: 1,
+            stores: 0,
             shuffle: false,
             shuffle_window: 0,
             cache: CacheForm::Off,

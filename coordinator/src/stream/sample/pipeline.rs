@@ -79,7 +79,7 @@ impl PoolWork for PipelineWork {
 
     fn file(&self) -> Option<SourceFile> {
         Some(SourceFile {
-            source: self.recipe.dataset.fingerprint(),
+            source: self.recipe.read_from,
             sample: self.sample.draw.id,
         })
     }

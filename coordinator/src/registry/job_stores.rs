@@ -1,0 +1,210 @@
+//! The stores of each job: those that the variables of its environment describe.
+//!
+//! Jobs with the same variables have the same stores, and may share a stream. Variables are compared themselves, because
+//! they hold secrets, of which nobody keeps a hash. So each set of them has a number, which stands for it in identities and
+//! means nothing outside of this process.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use coprep_protocol::store_variables::StoreVariables;
+use coprep_shared_memory::lock::lock;
+use coprep_storage::{EarlyReads, OutageReport, StoreTraffic, Stores};
+
+/// Number of the stores of jobs without variables: they read local files and web servers.
+const NO_VARIABLES: u64 = 0;
+
+/// The stores of all jobs with the same variables.
+pub(crate) struct JobStores {
+    number: u64,
+    variables: StoreVariables,
+    /// Held also by what is read from them, so that their number stays for as long as that.
+    pub(crate) stores: Arc<Stores>,
+}
+
+impl JobStores {
+    /// Returns the number that stands for the variables in identities; see the module.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+/// The stores of all jobs; see the module.
+pub(crate) struct AllStores {
+    without_variables: Arc<JobStores>,
+    state: Mutex<StoresState>,
+}
+
+#[derive(Default)]
+struct StoresState {
+    /// Those with variables.
+    used: Vec<Arc<JobStores>>,
+    /// Number of sets of variables so far.
+    sets: u64,
+    /// Requests of stores that are closed, so that the counts of a store never fall.
+    closed: Vec<StoreTraffic>,
+}
+
+impl AllStores {
+    /// Returns an empty table. `stores` have the threads and the memory that all of them share.
+    pub(crate) fn new(stores: &Stores) -> Self {
+        let variables = StoreVariables::default();
+        AllStores {
+            without_variables: Arc::new(JobStores {
+                number: NO_VARIABLES,
+                stores: Arc::new(stores.of_job(&variables)),
+                variables,
+            }),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Returns the stores of a job with these variables. As long as somebody holds them, jobs with the same ones get them
+    /// too. New ones replace those that nobody holds any more.
+    pub(crate) fn of(&self, variables: &StoreVariables) -> Arc<JobStores> {
+        if variables.is_empty() {
+            return self.without_variables.clone();
+        }
+        let mut state = lock(&self.state);
+        if let Some(known) = state.used.iter().find(|s| s.variables == *variables) {
+            return known.clone();
+        }
+        // Only this table gives them out, so nobody can take those that it alone holds.
+        let is_unused = |job: &mut Arc<JobStores>| {
+            Arc::strong_count(job) == 1 && Arc::strong_count(&job.stores) == 1
+        };
+        let unused: Vec<_> = state.used.extract_if(.., is_unused).collect();
+        for stores in &unused {
+            state.closed.extend(stores.stores.traffic());
+        }
+        state.closed = merged(std::mem::take(&mut state.closed));
+        state.sets += 1;
+        let new = Arc::new(JobStores {
+            number: NO_VARIABLES + state.sets,
+            variables: variables.clone(),
+            stores: Arc::new(self.without_variables.stores.of_job(variables)),
+        });
+        state.used.push(new.clone());
+        // Their connections are closed, which may take a while.
+        drop(state);
+        drop(unused);
+        new
+    }
+
+    fn all(&self) -> Vec<Arc<JobStores>> {
+        let mut all = vec![self.without_variables.clone()];
+        all.extend(lock(&self.state).used.iter().cloned());
+        all
+    }
+
+    pub(crate) fn early_reads(&self) -> &EarlyReads {
+        self.without_variables.stores.early_reads()
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        self.without_variables.stores.patience()
+    }
+
+    /// Returns the numbers of requests to each store, those of all jobs together.
+    pub(crate) fn traffic(&self) -> Vec<StoreTraffic> {
+        let state = lock(&self.state);
+        let used = state.used.iter().chain([&self.without_variables]);
+        let used = used.flat_map(|stores| stores.stores.traffic());
+        merged(state.closed.iter().cloned().chain(used))
+    }
+
+    /// Returns the stores that do not answer some job.
+    pub(crate) fn outages(&self) -> Vec<OutageReport> {
+        let all = self.all();
+        longest(all.iter().flat_map(|stores| stores.stores.outages()))
+    }
+
+    /// Ends all waits for stores, because the process ends.
+    pub(crate) fn stop(&self) {
+        self.all().iter().for_each(|stores| stores.stores.stop());
+    }
+}
+
+/// Adds up the requests to stores of one name.
+fn merged(traffic: impl IntoIterator<Item = StoreTraffic>) -> Vec<StoreTraffic> {
+    let mut by_name: BTreeMap<String, StoreTraffic> = BTreeMap::new();
+    for one in traffic {
+        let sum = by_name.entry(one.store.clone());
+        sum.and_modify(|sum| sum.add(&one)).or_insert(one);
+    }
+    by_name.into_values().collect()
+}
+
+/// Returns one outage for each name of a store: the one that lasts longest, with the reads that wait for any.
+fn longest(outages: impl Iterator<Item = OutageReport>) -> Vec<OutageReport> {
+    let mut by_name: BTreeMap<String, OutageReport> = BTreeMap::new();
+    for one in outages {
+        let known = by_name.entry(one.store.clone());
+        known.and_modify(|known| known.merge(&one)).or_insert(one);
+    }
+    by_name.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn variables(key: &str) -> StoreVariables {
+        let mut variables = StoreVariables::default();
+        variables.set("AWS_ACCESS_KEY_ID", key);
+        variables
+    }
+
+    #[test]
+    fn the_same_variables_have_the_same_stores_as_long_as_somebody_holds_them() {
+        let all = AllStores::new(&Stores::default());
+        let (a, b) = (all.of(&variables("a")), all.of(&variables("b")));
+        assert_eq!(a.number(), all.of(&variables("a")).number());
+        assert_ne!(a.number(), b.number());
+        let (number, held) = (a.number(), a.stores.clone());
+        drop(a);
+        all.of(&variables("c"));
+        assert_eq!(all.of(&variables("a")).number(), number);
+        drop(held);
+        all.of(&variables("d"));
+        assert_ne!(all.of(&variables("a")).number(), number);
+        assert_eq!(all.of(&variables("b")).number(), b.number());
+    }
+
+    #[test]
+    fn jobs_without_variables_have_the_same_stores_for_ever() {
+        let all = AllStores::new(&Stores::default());
+        let none = StoreVariables::default();
+        let number = all.of(&none).number();
+        for key in ["a", "b", "c"] {
+            all.of(&variables(key));
+        }
+        assert_eq!(all.of(&none).number(), number);
+    }
+
+    #[test]
+    fn requests_to_a_store_are_those_of_all_jobs_and_never_fall() {
+        let of = |store: &str, requests| StoreTraffic {
+            store: store.into(),
+            requests,
+            ..StoreTraffic::default()
+        };
+        let sums = merged([of("s3://a", 1), of("s3://b", 2), of("s3://a", 4)]);
+        assert_eq!(sums, [of("s3://a", 5), of("s3://b", 2)]);
+    }
+
+    #[test]
+    fn a_store_that_does_not_answer_some_jobs_is_one_outage() {
+        let of = |lasts, answer: &str, next, waiting| OutageReport {
+            store: "s3://a".into(),
+            lasts: Duration::from_secs(lasts),
+            last_answer: answer.into(),
+            next_try: Duration::from_secs(next),
+            waiting,
+        };
+        let all = [of(3, "503", 1, 2), of(9, "403", 4, 1)];
+        let one = longest(all.into_iter());
+        assert_eq!(one, [of(9, "403", 1, 3)]);
+    }
+}
