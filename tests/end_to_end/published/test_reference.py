@@ -466,6 +466,7 @@ WRITTEN = {"global NAME", "code MODULE", "package NAME", "interpreter", "working
     "path of sample 0",
     "the sampler's weights or number of draws",
     "the cohort",
+    "the environment of their stores",
 }
 """Names whose cases are tested elsewhere."""
 
