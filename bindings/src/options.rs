@@ -98,7 +98,7 @@ impl PythonOptions {
     ) -> Attach {
         let ids = |bytes: &[u8]| -> RoaringBitmap { ids_of(bytes).collect() };
         Attach {
-            // Read here, with the GIL, which Python holds while it sets variables.
+            // They are read with the GIL, which Python holds while it sets variables.
             store_variables: StoreVariables::of(&pipeline.source),
             pipeline,
             code,

@@ -40,6 +40,8 @@ class HubServer:
     token: str | None = None
     """The token without which there is nothing to see, or `None` if everything is public."""
     gated: bool = False
+    relative_links: bool = False
+    """Whether a page of a listing names the next one without the address of the server."""
     datasets: dict[str, list[dict[str, bytes]]] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     """Requests to the Hub."""
@@ -119,7 +121,9 @@ class _Hub(_Answering):
         path, _, query = self.path.partition("?")
         is_interface = path.startswith("/api/")
         parts = [urllib.parse.unquote(part) for part in path.removeprefix("/api").split("/")[1:]]
-        dataset, (how, revision), rest = "/".join(parts[1:3]), parts[3:5] or ("revision", "main"), "/".join(parts[5:])
+        dataset, rest = "/".join(parts[1:3]), "/".join(parts[5:])
+        # Hugging Face's client asks for the dataset itself, which stands for its branch `main`.
+        how, revision = parts[3:5] or ("revision", "main")
         denied = self.hub.token is not None and self.headers.get("Authorization") != f"Bearer {self.hub.token}"
         if dataset not in self.hub.datasets or denied:
             self.answer(401, b"Repository not found", X_Error_Code="RepoNotFound")
@@ -149,7 +153,8 @@ class _Hub(_Answering):
         link = {}
         if start + PAGE < len(entries):
             query["cursor"] = [str(start + PAGE)]
-            page = f"{self.hub.address}{self.path.partition('?')[0]}?{urllib.parse.urlencode(query, doseq=True)}"
+            address = "" if self.hub.relative_links else self.hub.address
+            page = f"{address}{self.path.partition('?')[0]}?{urllib.parse.urlencode(query, doseq=True)}"
             link = {"Link": f'<{page}>; rel="next"'}
         self.answer_json(entries[start : start + PAGE], **link)
 

@@ -185,11 +185,11 @@ const BRANCHES_WITH_SLASHES: [&str; 2] = ["refs/convert/", "refs/pr/"];
 
 /// Splits what follows `hf://` into a dataset, with its revision if one is given, and a path in it.
 fn hub_dataset(rest: &str) -> Result<(String, &str), InvalidUrl> {
+    // The URL is not shown, because it may have a token in it.
     let invalid = || {
-        InvalidUrl(format!(
-            "hf://{rest} names no dataset: write hf://datasets/owner/name/path, or \
-             hf://datasets/owner/name@revision/path"
-        ))
+        let text = "the hf:// URL names no dataset: write hf://datasets/owner/name/path, or \
+                    hf://datasets/owner/name@revision/path";
+        InvalidUrl(text.to_owned())
     };
     let mut parts = rest.splitn(3, '/');
     let (Some("datasets"), Some(owner), Some(after)) = (parts.next(), parts.next(), parts.next())
@@ -335,6 +335,7 @@ mod tests {
             "https://user:SECRET@host/x.jpg",
             "https://host/x.jpg?X-Amz-Signature=SECRET",
             "s3://key:SECRET@bucket/x",
+            "hf://user:SECRET@datasets/o/n",
         ] {
             let refused = DatasetUrl::parse(text).expect_err(text).to_string();
             assert!(!refused.contains("SECRET"), "{refused}");

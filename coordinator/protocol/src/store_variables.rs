@@ -20,13 +20,13 @@ struct VariableNames {
     names: &'static [&'static str],
 }
 
-/// The variables that are read for each kind of store. Those that are not change nothing, and so keep no jobs apart.
+/// The variables that are read for each kind of store. Other variables change nothing, and so keep no jobs apart.
 ///
 /// `HOME` is among them, because profiles, tokens and other credentials lie in files below it.
 const VARIABLES: [VariableNames; 4] = [
     VariableNames {
         scheme: UrlScheme::S3,
-        // All of them, because a program that prints credentials may read any.
+        // A program that prints credentials may read any of them.
         beginnings: &["AWS_"],
         names: &["HOME"],
     },
@@ -131,7 +131,7 @@ impl StoreVariables {
 impl FromIterator<(String, String)> for StoreVariables {
     fn from_iter<T: IntoIterator<Item = (String, String)>>(variables: T) -> Self {
         let mut variables: Vec<(String, String)> = variables.into_iter().collect();
-        // So that the same variables are equal, in whatever order a process has them.
+        // A process has its variables in any order, and the same ones must be equal.
         variables.sort_unstable();
         StoreVariables(variables)
     }

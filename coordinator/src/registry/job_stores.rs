@@ -19,7 +19,7 @@ const NO_VARIABLES: u64 = 0;
 pub(crate) struct JobStores {
     number: u64,
     variables: StoreVariables,
-    /// Held also by what is read from them, so that their number stays for as long as that.
+    /// Datasets hold them too, so that the number stays for as long as something is read from them.
     pub(crate) stores: Arc<Stores>,
 }
 
@@ -38,9 +38,9 @@ pub(crate) struct AllStores {
 
 #[derive(Default)]
 struct StoresState {
-    /// Those with variables.
+    /// The stores of jobs that have variables.
     used: Vec<Arc<JobStores>>,
-    /// Number of sets of variables so far.
+    /// The number of sets of variables so far.
     sets: u64,
     /// Requests of stores that are closed, so that the counts of a store never fall.
     closed: Vec<StoreTraffic>,
@@ -128,20 +128,24 @@ impl AllStores {
 
 /// Adds up the requests to stores of one name.
 fn merged(traffic: impl IntoIterator<Item = StoreTraffic>) -> Vec<StoreTraffic> {
-    let mut by_name: BTreeMap<String, StoreTraffic> = BTreeMap::new();
-    for one in traffic {
-        let sum = by_name.entry(one.store.clone());
-        sum.and_modify(|sum| sum.add(&one)).or_insert(one);
-    }
-    by_name.into_values().collect()
+    one_for_each_store(traffic, |one| one.store.clone(), StoreTraffic::add)
 }
 
 /// Returns one outage for each name of a store: the one that lasts longest, with the reads that wait for any.
-fn longest(outages: impl Iterator<Item = OutageReport>) -> Vec<OutageReport> {
-    let mut by_name: BTreeMap<String, OutageReport> = BTreeMap::new();
-    for one in outages {
-        let known = by_name.entry(one.store.clone());
-        known.and_modify(|known| known.merge(&one)).or_insert(one);
+fn longest(outages: impl IntoIterator<Item = OutageReport>) -> Vec<OutageReport> {
+    one_for_each_store(outages, |one| one.store.clone(), OutageReport::merge)
+}
+
+/// Joins the reports that name the same store.
+fn one_for_each_store<T>(
+    reports: impl IntoIterator<Item = T>,
+    name: impl Fn(&T) -> String,
+    join: impl Fn(&mut T, &T),
+) -> Vec<T> {
+    let mut by_name = BTreeMap::new();
+    for one in reports {
+        let known = by_name.entry(name(&one));
+        known.and_modify(|known| join(known, &one)).or_insert(one);
     }
     by_name.into_values().collect()
 }
@@ -204,7 +208,7 @@ mod tests {
             waiting,
         };
         let all = [of(3, "503", 1, 2), of(9, "403", 4, 1)];
-        let one = longest(all.into_iter());
+        let one = longest(all);
         assert_eq!(one, [of(9, "403", 1, 3)]);
     }
 }

@@ -167,7 +167,7 @@ impl Registry {
         client: &Client,
         dataset: Option<&Arc<OwnedFd>>,
     ) -> Result<Answer> {
-        // Held until the job is in a stream, so that they keep their number.
+        // The stores are held until the job is in a stream, so that they keep their number.
         let stores = self.stores.of(&request.store_variables);
         let (key, waiting) = (self.key(request, &stores), WaitingClient::new(client));
         // A stream that was found may be closed before the job is in it, so the search goes on until one admits the

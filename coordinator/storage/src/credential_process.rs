@@ -49,7 +49,7 @@ struct ProgramCredentials {
     command: String,
     /// The program finds them in its environment.
     variables: Variables,
-    /// Held while the program runs, so that it runs once for all requests.
+    /// The lock is held while the program runs, so that it runs once for all requests.
     last: Mutex<Option<LastRun>>,
 }
 

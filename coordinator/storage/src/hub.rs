@@ -101,7 +101,7 @@ struct HubDataset {
     files: HttpStore,
 }
 
-/// What the Hub tells of a revision.
+/// The answer of the Hub about a revision.
 #[derive(Deserialize)]
 struct HubRevision {
     sha: String,
@@ -192,16 +192,16 @@ impl HubDataset {
         let commit = self.commit().await?;
         let (endpoint, dataset) = (&self.endpoint, &self.dataset);
         let tree = format!("{endpoint}/api/{dataset}/tree/{commit}");
-        let mut url = below(&tree, folder)?;
+        let mut page = below(&tree, folder)?;
         let mut files = Vec::new();
         loop {
-            let answer = match self.ask(&url).await {
+            let answer = match self.ask(page.as_str()).await {
                 Ok(answer) => answer,
                 // A folder that does not exist is empty, as in a bucket.
                 Err(Error::NotFound { .. }) => break,
                 Err(e) => return Err(e),
             };
-            let next = next_page(&answer);
+            let next = next_page(&page, &answer)?;
             let entries: Vec<HubEntry> = parsed(answer).await?;
             for entry in entries {
                 if entry.kind == "file" {
@@ -211,8 +211,7 @@ impl HubDataset {
             let Some(next) = next else {
                 break;
             };
-            // Only the path, because the token must go to no other server.
-            url = format!("{endpoint}{next}");
+            page = next;
         }
         files.sort_unstable_by(|a, b| a.location.as_ref().cmp(b.location.as_ref()));
         Ok(files)
@@ -233,7 +232,7 @@ impl HubDataset {
                 source: "EntryNotFound".into(),
             });
         }
-        // In the words of the library's own errors.
+        // The error has the form of the library's own ones, which `answer` reads.
         let code = code.map(|code| format!(": <Code>{code}</Code>"));
         let (status, code) = (answer.status(), code.unwrap_or_default());
         Err(failed(format!("status code: {status}{code}")))
@@ -249,26 +248,31 @@ async fn parsed<T: DeserializeOwned>(answer: HttpResponse) -> Result<T> {
     serde_json::from_slice(&bytes).map_err(unexpected)
 }
 
-/// Returns the path and the query of the next page, which the header `Link` names.
-fn next_page(answer: &HttpResponse) -> Option<String> {
-    let links = header(answer, "link")?;
-    let next = links
-        .split(',')
-        .find(|link| link.contains("rel=\"next\""))?;
-    let (_, url) = next.split_once('<')?;
-    let (url, _) = url.split_once('>')?;
-    let (_, after) = url.split_once("://")?;
-    Some(after[after.find('/')?..].to_owned())
+/// Returns the URL of the page that follows another one in a listing, or `None` after the last page.
+fn next_page(page: &Url, answer: &HttpResponse) -> Result<Option<Url>> {
+    let links = header(answer, "link").unwrap_or_default();
+    let is_next = |link: &&str| link.contains("rel=\"next\"");
+    let Some(link) = links.split(',').find(is_next) else {
+        return Ok(None);
+    };
+    let target = link.split_once('<').and_then(|(_, t)| t.split_once('>'));
+    let (target, _) = target.ok_or_else(|| failed("it names no next page of a listing".into()))?;
+    let target = page.join(target).map_err(unexpected)?;
+    // The server stays the same, because the token must go to no other one.
+    let mut next = page.clone();
+    next.set_path(target.path());
+    next.set_query(target.query());
+    Ok(Some(next))
 }
 
 /// Returns the URL of the listing of everything below a folder.
-fn below(tree: &str, folder: &str) -> Result<String> {
+fn below(tree: &str, folder: &str) -> Result<Url> {
     let mut url = Url::parse(tree).map_err(unexpected)?;
     if let Ok(mut path) = url.path_segments_mut() {
         path.extend(folder.split('/').filter(|part| !part.is_empty()));
     }
     url.set_query(Some("recursive=true&expand=false"));
-    Ok(url.into())
+    Ok(url)
 }
 
 fn object(entry: &HubEntry, commit: &str) -> Result<ObjectMeta> {
@@ -307,7 +311,7 @@ impl ObjectStore for HubStore {
         let path = Path::from_iter(parts.chain(location.parts()));
         let mut got = self.0.files.get_opts(&path, options).await?;
         got.meta.location = location.clone();
-        // Its own one is that of the place to which the read was sent on.
+        // The answer has the ETag of the place to which the read was sent on.
         got.meta.e_tag = Some(format!("\"{commit}\""));
         Ok(got)
     }

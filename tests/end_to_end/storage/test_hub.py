@@ -39,7 +39,11 @@ def few(tmp_path: Path) -> Path:
     return make_folder(tmp_path / "photos", N, classes=3)
 
 
-def test_samples_of_the_hub_are_those_of_local_files(socket_path: Path, hub: HubServer, few: Path) -> None:
+@pytest.mark.parametrize("relative_links", [False, True])
+def test_samples_of_the_hub_are_those_of_local_files(
+    socket_path: Path, hub: HubServer, few: Path, relative_links: bool
+) -> None:
+    hub.relative_links = relative_links
     commit = hub.commit_folder(DATASET, "train", few)
     local, remote = (
         batches(loader(coprep.ImageFolder(root), cache="encoded", seed=3, shuffle=True), epochs=2)
