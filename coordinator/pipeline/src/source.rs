@@ -24,7 +24,9 @@ use coprep_parquet::ParquetRows;
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::spec::{FileList, Source, TarShards};
 use coprep_shards::{IndexFolder, ShardSamples};
-use coprep_storage::{EarlyPart, Extent, ObjectTable, OutageReport, ReadThrottle, Stores};
+use coprep_storage::{
+    DetachedRead, EarlyPart, Extent, ObjectTable, OutageReport, ReadThrottle, Stores,
+};
 
 use self::early::EarlySamples;
 use self::labels::Labels;
@@ -394,6 +396,32 @@ impl Dataset {
             return self.of_row(rows, id, |image| image.clone_into(into));
         }
         self.read_intact(id, into, |into| self.objects.read(self.extent(id), into))
+    }
+
+    /// Returns a read of a sample that no thread waits for, or `None` if a thread has to [fetch](Self::fetch) it, or it was
+    /// read already.
+    ///
+    /// # Panics
+    ///
+    /// If `id` is not below [`Dataset::len`].
+    #[must_use]
+    pub fn detached_read(&self, id: u32) -> Option<DetachedRead> {
+        if !self.may_detach(id) {
+            return None;
+        }
+        let extent = self.extent(id);
+        let is_early = !self.early.is_empty() && self.early.head(extent, 0).is_some();
+        if is_early {
+            return None;
+        }
+        self.objects.detached_read(extent)
+    }
+
+    /// Returns `true` if the sample may be read without a thread that waits.
+    #[must_use]
+    pub fn may_detach(&self, id: u32) -> bool {
+        // A row is found in its row group, which other reads may bring.
+        !matches!(self.places, Places::Rows(_)) && self.is_remote_sample(id)
     }
 
     /// Reads the start of a sample's file, enough for [`crate::Pipeline::decoded_size`].

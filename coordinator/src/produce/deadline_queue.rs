@@ -80,6 +80,11 @@ impl<T> DeadlineHeap<T> {
         self.waiting.peek().map(|Reverse(entry)| entry.key.0)
     }
 
+    /// Returns the first item.
+    pub(crate) fn peek(&self) -> Option<&T> {
+        self.waiting.peek().map(|Reverse(entry)| &entry.item)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }

@@ -230,7 +230,7 @@ impl Recipe {
             }
             CacheForm::Encoded => {
                 self.count_from_here();
-                let admitted = self.admit_encoded(cache, key.id)?;
+                let admitted = self.admit_encoded(cache, key.id, &mut None)?;
                 let finished = match self.prepare_hit(cache, key, scratch, slot)? {
                     Some(cost) => {
                         self.keep_on_disk(key.id, None, WhenFull::Drop);

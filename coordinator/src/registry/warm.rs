@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use coprep_cache::Form;
 use coprep_pipeline::Dataset;
 use coprep_protocol::message::{CacheForm, Reply, Warm, WarmProgress};
+use coprep_storage::{DetachedRead, ReadBytes};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use fail::fail_point;
 
@@ -58,10 +59,23 @@ impl PoolWork for Admit {
         self.recipe.is_to_admit(self.id)
     }
 
-    fn fetch(&mut self) -> Ready {
+    fn may_detach(&self) -> bool {
+        self.recipe.may_detach(self.id)
+    }
+
+    fn detached_read(&mut self) -> Option<DetachedRead> {
+        let is_wanted = self.needs_fetch();
+        is_wanted.then(|| self.recipe.detached_read(self.id))?
+    }
+
+    fn is_intact(&self, arrived: &ReadBytes) -> bool {
+        self.recipe.is_intact(self.id, arrived)
+    }
+
+    fn fetch(&mut self, arrived: Option<ReadBytes>) -> Ready {
         if self.needs_fetch() {
             // A fetch that fails is tried again when the sample is admitted, and reported then.
-            self.fetched = self.recipe.fetch_ahead(self.id, false).ok();
+            self.fetched = self.recipe.fetch_ahead(self.id, false, arrived).ok();
         }
         let fetched = self.fetched.as_ref();
         Ready {

@@ -89,6 +89,11 @@ impl StoreHealth {
         lock(&self.state)
     }
 
+    /// Returns `true` if the store did not answer the last time.
+    pub(crate) fn is_outage(&self) -> bool {
+        self.state().outage.is_some()
+    }
+
     /// Records that the store has answered.
     pub(crate) fn answered(&self) {
         if self.state().outage.take().is_some() {

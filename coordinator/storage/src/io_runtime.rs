@@ -27,14 +27,44 @@ thread_local! {
     static COUNTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
+/// Bytes that were received.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Received(Arc<AtomicU64>);
+
+impl Received {
+    pub(crate) fn count(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// The end of a future that nobody waits for. It is reported once, also if the future is dropped before it is done.
+struct Report<T, F: FnOnce(Option<T>)> {
+    then: Option<F>,
+    done: Option<T>,
+}
+
+impl<T, F: FnOnce(Option<T>)> Report<T, F> {
+    /// Reports the end.
+    fn end(mut self, done: Option<T>) {
+        self.done = done;
+    }
+}
+
+impl<T, F: FnOnce(Option<T>)> Drop for Report<T, F> {
+    fn drop(&mut self) {
+        if let Some(then) = self.then.take() {
+            then(self.done.take());
+        }
+    }
+}
+
 /// The I/O threads; see the module.
 #[derive(Debug)]
 pub(crate) struct IoRuntime {
     runtime: Runtime,
     /// CPU time of the I/O threads, in nanoseconds.
     cpu_ns: Arc<AtomicU64>,
-    /// Bytes that were received.
-    received: AtomicU64,
+    received: Received,
     stopped: watch::Sender<bool>,
 }
 
@@ -68,21 +98,44 @@ impl IoRuntime {
         Ok(IoRuntime {
             runtime,
             cpu_ns,
-            received: AtomicU64::new(0),
+            received: Received::default(),
             stopped: watch::Sender::new(false),
         })
     }
 
     /// Blocks the calling thread until the future is done. Returns `None` if the process ends meanwhile.
     pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        self.runtime.block_on(self.until_stopped(future))
+    }
+
+    /// Returns the future, which ends with `None` if the process ends first.
+    fn until_stopped<T, F: Future<Output = T>>(
+        &self,
+        future: F,
+    ) -> impl Future<Output = Option<T>> + use<T, F> {
         let mut stopped = self.stopped.subscribe();
-        self.runtime.block_on(async {
+        async move {
             let stop = pin!(stopped.wait_for(|is_stopped| *is_stopped));
             match select(pin!(future), stop).await {
                 Either::Left((done, _)) => Some(done),
                 Either::Right(_) => None,
             }
-        })
+        }
+    }
+
+    /// Runs a future on an I/O thread, and then calls `then` there: with `None` if the process ends first, or the future
+    /// panics. `then` must not block.
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+        then: impl FnOnce(Option<T>) + Send + 'static,
+    ) {
+        let future = self.until_stopped(future);
+        let report = Report {
+            then: Some(then),
+            done: None,
+        };
+        self.runtime.spawn(async move { report.end(future.await) });
     }
 
     /// Runs a future on an I/O thread, and blocks the calling thread until it is done. Returns `None` if the process ends
@@ -93,14 +146,7 @@ impl IoRuntime {
         &self,
         future: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
-        let mut stopped = self.stopped.subscribe();
-        let task = self.runtime.spawn(async move {
-            let stop = pin!(stopped.wait_for(|is_stopped| *is_stopped));
-            match select(pin!(future), stop).await {
-                Either::Left((done, _)) => Some(done),
-                Either::Right(_) => None,
-            }
-        });
+        let task = self.runtime.spawn(self.until_stopped(future));
         match self.runtime.block_on(task) {
             Ok(done) => done,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
@@ -114,13 +160,14 @@ impl IoRuntime {
         self.stopped.send_replace(true);
     }
 
-    pub(crate) fn count_received(&self, bytes: u64) {
-        self.received.fetch_add(bytes, Ordering::Relaxed);
+    /// Returns the count of received bytes.
+    pub(crate) fn received(&self) -> Received {
+        self.received.clone()
     }
 
     /// Returns the CPU time that the I/O threads spend on `bytes` bytes, as they did so far.
     pub(crate) fn cpu_for(&self, bytes: u64) -> Duration {
-        let received = self.received.load(Ordering::Relaxed).max(1);
+        let received = self.received.0.load(Ordering::Relaxed).max(1);
         let each = self.cpu_ns.load(Ordering::Relaxed) as f64 / received as f64;
         Duration::from_nanos((each * bytes as f64) as u64)
     }
@@ -156,5 +203,25 @@ mod tests {
             assert_eq!(waits.join().unwrap(), None);
         });
         assert_eq!(io.run(std::future::pending::<()>()), None);
+    }
+
+    #[test]
+    fn the_end_of_a_future_that_nobody_waits_for_is_reported_once() {
+        let io = IoRuntime::start().unwrap();
+        let (told, ends) = std::sync::mpsc::channel();
+        let report = |name: &'static str| {
+            let told = told.clone();
+            move |done: Option<u8>| told.send((name, done)).unwrap()
+        };
+        io.spawn(async { 1 }, report("done"));
+        assert_eq!(ends.recv().unwrap(), ("done", Some(1)));
+        let panics = async { std::panic::resume_unwind(Box::new("a defect")) };
+        io.spawn(panics, report("panicked"));
+        assert_eq!(ends.recv().unwrap(), ("panicked", None));
+        io.spawn(std::future::pending(), report("stopped"));
+        io.stop();
+        assert_eq!(ends.recv().unwrap(), ("stopped", None));
+        drop(told);
+        assert!(ends.recv().is_err(), "no end is reported twice");
     }
 }

@@ -55,7 +55,7 @@ pub use objects::{Extent, ObjectTable};
 pub use open_files::{LocalIdentity, local_identity};
 pub use parallel::in_parallel;
 pub use probe::ReadTimes;
-pub use remote::{ListedObject, RemoteStore};
+pub use remote::{DetachedRead, ListedObject, ReadBytes, RemoteStore};
 pub use stores::{PATIENCE, Stores};
 pub use throttle::{ReadThrottle, Slowness};
 pub use traffic::StoreTraffic;

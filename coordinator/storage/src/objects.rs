@@ -16,7 +16,7 @@ use crate::health::OutageReport;
 use crate::listed::Listed;
 use crate::names::Names;
 use crate::open_files::{LocalObject, OpenFiles};
-use crate::remote::{ListedObject, ObjectRef, RemoteStore};
+use crate::remote::{DetachedRead, ListedObject, ObjectRef, RemoteStore};
 use crate::target::ReadTarget;
 use crate::throttle::ReadThrottle;
 
@@ -353,6 +353,22 @@ impl ObjectTable {
         Ok(())
     }
 
+    /// Returns a read of an extent that no thread waits for. Returns `None` if a thread has to read it: if it is local, its
+    /// store does not answer, its object was replaced, or reads are slowed.
+    #[must_use]
+    pub fn detached_read(&self, extent: Extent) -> Option<DetachedRead> {
+        let ObjectHome::Remote(store) = self.home_of(extent.object) else {
+            return None;
+        };
+        let is_slowed = self.throttle.as_ref().is_some_and(|t| t.is_on());
+        // An empty range is not a range in HTTP.
+        let is_empty = extent.len == Some(0);
+        if is_slowed || is_empty || self.known_error(extent.object).is_some() {
+            return None;
+        }
+        store.detached_read(self.remote(extent.object), range(extent))
+    }
+
     /// Reads an extent into a buffer of exactly its length.
     ///
     /// # Errors
@@ -414,16 +430,21 @@ impl ObjectTable {
         object: u32,
         read: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let replaced = self.replaced.get(object as usize);
-        if let Some(error) = replaced.and_then(OnceLock::get) {
+        if let Some(error) = self.known_error(object) {
             return Err(error.clone());
         }
         read().inspect_err(|error| {
+            let replaced = self.replaced.get(object as usize);
             if let Some(replaced) = replaced.filter(|_| *error.kind() == ErrorKind::Changed) {
                 // Another thread may have found it at the same time, with the same result.
                 let _ = replaced.set(error.clone());
             }
         })
+    }
+
+    /// Returns the error of an object that is known to be replaced.
+    fn known_error(&self, object: u32) -> Option<&Error> {
+        self.replaced.get(object as usize)?.get()
     }
 
     /// Reads a part of an object while a dataset is opened: a store that does not answer is an error within seconds.

@@ -4,6 +4,7 @@
 //! with the same credentials. Above it, [`RemoteStore::patiently`] repeats the whole request, with new credentials, for
 //! as long as the patience lasts.
 
+mod detached;
 mod parts;
 mod reading;
 mod renewal;
@@ -18,6 +19,7 @@ use futures_util::future::join_all;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 
+pub use self::detached::{DetachedRead, ReadBytes};
 use self::reading::{Reading, Unread};
 use self::renewal::RenewableClient;
 
@@ -48,7 +50,7 @@ pub struct RemoteStore {
     named_credentials: Option<String>,
     endpoint: String,
     io: Arc<IoRuntime>,
-    health: StoreHealth,
+    health: Arc<StoreHealth>,
     traffic: Arc<TrafficCounters>,
     patience: Duration,
 }
@@ -130,7 +132,7 @@ impl RemoteStore {
             named_credentials: named_credentials(url.scheme, variables),
             endpoint: endpoint(url, variables),
             io,
-            health: StoreHealth::default(),
+            health: Arc::default(),
             traffic,
             patience,
         })
@@ -298,7 +300,7 @@ impl RemoteStore {
     ) -> Result<(), Error> {
         let path = self.path(&object.key)?;
         self.patiently(object, || {
-            let reading = self.reading(&path, object, range.clone(), target);
+            let reading = self.lent(&path, object, range.clone(), target);
             let read = self.io.run(reading.run());
             let read = read.ok_or_else(|| FailedTry::Final(self.stopped()))?;
             self.take(object, read, target)
@@ -416,12 +418,12 @@ impl RemoteStore {
         range: Option<Range<u64>>,
         target: &mut ReadTarget<'_>,
     ) -> Result<(), FailedTry> {
-        let reading = self.reading(path, object, range, target);
+        let reading = self.lent(path, object, range, target);
         self.take(object, reading.run().await, target)
     }
 
-    /// Returns a read that may run on an I/O thread.
-    fn reading(
+    /// Returns a read that may run on an I/O thread, with the memory of `target`.
+    fn lent(
         &self,
         path: &Path,
         object: &ObjectRef,
@@ -429,13 +431,28 @@ impl RemoteStore {
         target: &mut ReadTarget<'_>,
     ) -> Reading {
         Reading {
+            memory: target.lend(),
+            ..self.reading(path, object.clone(), range, target.length())
+        }
+    }
+
+    /// Returns a read that may run on an I/O thread. `length` is the length that the bytes must have, or `None` if the
+    /// answer tells it.
+    fn reading(
+        &self,
+        path: &Path,
+        object: ObjectRef,
+        range: Option<Range<u64>>,
+        length: Option<u64>,
+    ) -> Reading {
+        Reading {
             client: self.client.get(),
             traffic: self.traffic.clone(),
             path: path.clone(),
-            object: object.clone(),
+            object,
             range,
-            length: target.length(),
-            memory: target.lend(),
+            length,
+            memory: Vec::new(),
         }
     }
 
@@ -447,7 +464,7 @@ impl RemoteStore {
         target: &mut ReadTarget<'_>,
     ) -> Result<(), FailedTry> {
         let bytes = read.map_err(|unread| self.unread(object, unread))?;
-        self.io.count_received(bytes.len() as u64);
+        self.io.received().count(bytes.len() as u64);
         target.fill(bytes);
         Ok(())
     }

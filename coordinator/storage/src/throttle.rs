@@ -60,9 +60,14 @@ impl ReadThrottle {
         self.is_on.store(!slowness.is_none(), Ordering::Relaxed);
     }
 
+    /// Returns `true` if reads are slowed.
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
     /// Sleeps for the time in which the device would read `bytes`.
     pub(crate) fn wait(&self, bytes: u64) {
-        if self.is_on.load(Ordering::Relaxed) {
+        if self.is_on() {
             let done = self.book(bytes);
             std::thread::sleep(done.saturating_duration_since(Instant::now()));
         }

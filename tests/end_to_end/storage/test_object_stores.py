@@ -70,6 +70,23 @@ def test_eight_jobs_read_each_sample_once(socket_path: Path, server: ObjectServe
     assert counts["matched"] == counts["gets"]
 
 
+def test_reads_that_wait_for_a_store_take_no_threads(socket_path: Path, server: ObjectServer, photos: str) -> None:
+    with loader(coprep.ImageFolder(photos), cache="off") as train:
+        batches = iter(train)
+        seen = [int(i) for i in next(batches)[-1]]
+        server.faults(latency_ms=400)
+        # Later epochs are drawn ahead too, so that many reads are under way.
+        for _ in range(3):
+            seen += [int(i) for batch in batches for i in batch[-1]]
+            batches = iter(train)
+        pool = coprep.status()["pool"]
+        names = [thread.read_text() for thread in Path(f"/proc/{coprep.status()['pid']}/task").glob("*/comm")]
+    workers = sum(name.startswith("worker-") for name in names)
+    assert sorted(seen) == sorted(list(range(N)) * 3)
+    # A thread for each read would be 96 for each processor.
+    assert pool["cpus"] <= workers < pool["cpus"] + 64, pool
+
+
 def test_warmed_samples_are_not_read_again(socket_path: Path, server: ObjectServer, photos: str) -> None:
     command = ["coprep", "warm", photos, "--form", "encoded"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT)

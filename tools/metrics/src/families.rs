@@ -90,7 +90,8 @@ fn pool(p: &PoolStatus) -> Vec<Family> {
         ),
         family(
             "coprep_pool_threads",
-            "Most threads that work at a time; those beyond the processors wait for storage.",
+            "Most threads that work at a time; those beyond the processors wait for storage. Reads from a remote store count as \
+             threads.",
             one(p.threads),
         ),
         family(

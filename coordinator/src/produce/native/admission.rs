@@ -6,6 +6,7 @@ use coprep_cache::{Form, Meta};
 use coprep_costs::MeasuredTimes;
 use coprep_pipeline::{Dataset, DecodedShape, Scratch};
 use coprep_protocol::message::CacheForm;
+use coprep_storage::ReadBytes;
 
 use crate::caches::{DatasetCache, WhenFull};
 use crate::observe::preparation_cost::PreparationCost;
@@ -62,7 +63,7 @@ impl Recipe {
             }
             CacheForm::Encoded => {
                 self.count_from_here();
-                match self.admit_encoded(cache, id)? {
+                match self.admit_encoded(cache, id, &mut None)? {
                     Some(admitted) => {
                         self.keep_on_disk(id, None, WhenFull::Wait);
                         Ok(admitted.cost)
@@ -151,11 +152,13 @@ impl Recipe {
         Ok((cost, (decoded_as(shape), pixels)))
     }
 
-    /// Reads the file straight into the cache. Returns `None` if there is no room for it. Nothing is read then.
+    /// Reads the file straight into the cache, or copies it there if it has `arrived`. Returns `None` if there is no room
+    /// for it. Nothing is read then.
     pub(super) fn admit_encoded(
         &self,
         cache: &DatasetCache,
         id: u32,
+        arrived: &mut Option<ReadBytes>,
     ) -> Result<Option<AdmittedFile>, Failure> {
         let start = Instant::now();
         if !self.is_for_memory(cache, id) {
@@ -168,11 +171,16 @@ impl Recipe {
         };
         let into = reservation.as_mut_slice();
         let disk = self.disk_of(id);
-        let is_on_disk = disk.is_some_and(|disk| marked(|| disk.read_into(id, into)));
-        let took = if is_on_disk {
-            start.elapsed()
-        } else {
-            self.read_into(id, into, start)?
+        let arrived = arrived.take_if(|read| read.bytes.len() == into.len());
+        let is_on_disk =
+            arrived.is_none() && disk.is_some_and(|disk| marked(|| disk.read_into(id, into)));
+        let took = match arrived {
+            Some(read) => {
+                into.copy_from_slice(&read.bytes);
+                read.took
+            }
+            None if is_on_disk => start.elapsed(),
+            None => self.read_into(id, into, start)?,
         };
         reservation.commit();
         if is_on_disk {

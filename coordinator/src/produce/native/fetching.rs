@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use coprep_costs::MeasuredTimes;
 use coprep_pipeline::Dataset;
 use coprep_protocol::message::CacheForm;
+use coprep_storage::{DetachedRead, ReadBytes};
 use fail::fail_point;
 
 use crate::caches::DatasetCache;
@@ -16,20 +17,48 @@ use crate::produce::native::{AdmittedFile, Fetched, FetchedAt, Prepared, Recipe}
 use crate::produce::threads::marked;
 
 impl Recipe {
+    /// Returns `true` if the sample may be read without a thread that waits.
+    pub(crate) fn may_detach(&self, id: u32) -> bool {
+        self.blocks.is_none() && self.dataset.may_detach(id)
+    }
+
+    /// Returns a read of the sample that no thread waits for, or `None` if a thread has to fetch it.
+    pub(crate) fn detached_read(&self, id: u32) -> Option<DetachedRead> {
+        let is_on_disk = self.disk_of(id).is_some_and(|disk| disk.has(id));
+        if is_on_disk || !self.may_detach(id) {
+            return None;
+        }
+        self.dataset.detached_read(id)
+    }
+
+    /// Returns `true` if the bytes that a detached read has brought may be used.
+    pub(crate) fn is_intact(&self, id: u32, arrived: &ReadBytes) -> bool {
+        self.dataset.is_intact(id, &arrived.bytes)
+    }
+
     /// Fetches a sample that is not cached. It goes into the cache if its file is to be cached as it is. With
-    /// `is_looking`, its header is read to predict its cost, unless the cost is known.
-    pub(crate) fn fetch_ahead(&self, id: u32, is_looking: bool) -> Result<Fetched, Failure> {
+    /// `is_looking`, its header is read to predict its cost, unless the cost is known. `arrived` are its bytes, if a
+    /// detached read has brought them.
+    pub(crate) fn fetch_ahead(
+        &self,
+        id: u32,
+        is_looking: bool,
+        mut arrived: Option<ReadBytes>,
+    ) -> Result<Fetched, Failure> {
         let before = ThreadUsage::now();
+        let is_read_here = arrived.is_none();
         let mut file = Vec::new();
-        let (cost, fetched_at, bytes) = match self.fetch_into_cache(id)? {
+        let (cost, fetched_at, bytes) = match self.fetch_into_cache(id, &mut arrived)? {
             Some(admitted) => (admitted.cost, FetchedAt::InCache, admitted.bytes),
             None => {
-                let cost = self.fetch_file(id, &mut file)?;
+                let cost = self.fetch_file(id, &mut file, &mut arrived)?;
                 (cost, FetchedAt::InMemory, file.len() as u64)
             }
         };
         let wall = cost.times.fetch_seconds();
         let (cpu, at_work) = before.spent(wall);
+        // A thread that did not wait for the read was not at work during all of it.
+        let at_work = if is_read_here { at_work } else { cpu.min(wall) };
         // Threads of remote storage work for the fetch while this one waits.
         let elsewhere = self
             .dataset
@@ -60,14 +89,18 @@ impl Recipe {
     }
 
     /// Reads the file into the cache. Returns `None` if it is not to be cached as it is, or there is no room.
-    fn fetch_into_cache(&self, id: u32) -> Result<Option<AdmittedFile>, Failure> {
+    fn fetch_into_cache(
+        &self,
+        id: u32,
+        arrived: &mut Option<ReadBytes>,
+    ) -> Result<Option<AdmittedFile>, Failure> {
         let encoded = |cache: &&Arc<DatasetCache>| {
             cache.form == CacheForm::Encoded && !self.is_of_unknown_length(id)
         };
         let Some(cache) = self.cache.as_ref().filter(encoded) else {
             return Ok(None);
         };
-        self.admit_encoded(cache, id)
+        self.admit_encoded(cache, id, arrived)
     }
 
     /// Fetches a sample into memory, unless it was before.
@@ -77,7 +110,7 @@ impl Recipe {
         }
         self.count_from_here();
         let mut file = Vec::new();
-        let cost = self.fetch_file(id, &mut file)?;
+        let cost = self.fetch_file(id, &mut file, &mut None)?;
         Ok(Fetched::in_memory(file, cost))
     }
 
@@ -109,7 +142,14 @@ impl Recipe {
         self.read(id, |dataset, id| blocks.take_sample(dataset, id, take))
     }
 
-    fn fetch_file(&self, id: u32, into: &mut Vec<u8>) -> Prepared {
+    fn fetch_file(&self, id: u32, into: &mut Vec<u8>, arrived: &mut Option<ReadBytes>) -> Prepared {
+        if let Some(arrived) = arrived.take() {
+            *into = arrived.bytes;
+            return Ok(PreparationCost {
+                fetched_bytes: into.len() as u64,
+                ..fetch_time(arrived.took).into()
+            });
+        }
         let start = Instant::now();
         if let Some(disk) = self.disk_of(id)
             && marked(|| disk.read(id, into))

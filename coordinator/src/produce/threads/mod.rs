@@ -19,6 +19,7 @@ use coprep_costs::Balance;
 use coprep_protocol::message::PoolStatus;
 use coprep_protocol::poll_interval::poll_every;
 use coprep_shared_memory::lock::{lock, unpoisoned};
+use coprep_storage::{DetachedRead, ReadBytes};
 use fail::fail_point;
 
 use crate::Result;
@@ -48,9 +49,21 @@ pub(crate) trait PoolWork: Send {
     fn is_to_cache(&self) -> bool {
         false
     }
-    /// Reads from storage, and keeps the data until the task is run. Called only if [`needs_fetch`](Self::needs_fetch)
-    /// returned `true`.
-    fn fetch(&mut self) -> Ready {
+    /// Returns `true` if the task's read may need no thread while it waits.
+    fn may_detach(&self) -> bool {
+        false
+    }
+    /// Returns a read that needs no thread while it waits, or `None` if a thread is to [fetch](Self::fetch).
+    fn detached_read(&mut self) -> Option<DetachedRead> {
+        None
+    }
+    /// Returns `true` if the bytes that a detached read has brought may be used. Otherwise a thread reads.
+    fn is_intact(&self, _arrived: &ReadBytes) -> bool {
+        true
+    }
+    /// Reads from storage, unless the data has `arrived`, and keeps it until the task is run. Called only if
+    /// [`needs_fetch`](Self::needs_fetch) returned `true`.
+    fn fetch(&mut self, _arrived: Option<ReadBytes>) -> Ready {
         Ready::default()
     }
     /// Does the rest of the task, or all of it if nothing was fetched.
@@ -64,6 +77,10 @@ impl StageWork for Box<dyn PoolWork> {
 
     fn is_to_cache(&self) -> bool {
         PoolWork::is_to_cache(&**self)
+    }
+
+    fn may_detach(&self) -> bool {
+        PoolWork::may_detach(&**self)
     }
 }
 
@@ -196,6 +213,7 @@ impl ThreadPool {
         state.balance.allow(cpus + MOST_WAITING_REMOTE);
         let threads = state.balance.begin_with(cpus * FIRST_REMOTE);
         state.stages.limit(cpus, threads);
+        state.stages.expect_detached();
     }
 
     /// Returns the number of threads that may fetch or prepare at a time.
@@ -294,7 +312,7 @@ impl SharedPool {
     }
 
     fn wake(&self, state: MutexGuard<'_, PoolState>) {
-        let is_to_wake = state.idle > 0 && state.stages.has_step();
+        let is_to_wake = state.idle > 0 && state.stages.wants_thread();
         drop(state);
         if is_to_wake {
             self.more.notify_one();
@@ -354,7 +372,7 @@ impl SharedPool {
             let waited = self
                 .more
                 .wait_timeout_while(state, poll_every(POLL_INTERVAL), |state| {
-                    !state.stop && !state.stages.has_step()
+                    !state.stop && !state.stages.wants_thread()
                 });
             (state, _) = unpoisoned(waited);
             state.idle -= 1;
@@ -376,16 +394,20 @@ impl Drop for ThreadPool {
         for thread in started.into_iter().filter(|t| t.thread().id() != this) {
             let _ = thread.join();
         }
+        // An I/O thread may hold the pool for a moment longer. It must drop no task, and with it the last store.
+        let empty = StageQueues::new(1, false, Instant::now());
+        let tasks = std::mem::replace(&mut self.pool.state().stages, empty);
+        drop(tasks);
     }
 }
 
-fn work_guarded(pool: &SharedPool, thread: usize) {
+fn work_guarded(pool: &Arc<SharedPool>, thread: usize) {
     if std::panic::catch_unwind(AssertUnwindSafe(|| work(pool, thread))).is_err() {
         pool.state().is_broken = true;
     }
 }
 
-fn work(pool: &SharedPool, thread: usize) {
+fn work(pool: &Arc<SharedPool>, thread: usize) {
     let mut done = None;
     loop {
         fail_point!("worker-loop");
@@ -396,33 +418,82 @@ fn work(pool: &SharedPool, thread: usize) {
         if state.stop {
             return;
         }
-        done = pool.next(state, thread).map(carry_out);
+        let task = pool.next(state, thread);
+        done = task.and_then(|task| carry_out(pool, thread, task));
     }
 }
 
-fn carry_out(step: ThreadTask<Box<dyn PoolWork>>) -> CompletedTask<Box<dyn PoolWork>> {
-    match step {
-        ThreadTask::Fetch(mut work) => {
-            let fetched = std::panic::catch_unwind(AssertUnwindSafe(|| {
-                fail_point!("worker-fetch");
-                work.fetch()
-            }));
-            // A fetch that failed is tried again when the sample is prepared, and reported then.
-            let ready = fetched.unwrap_or_else(|_| Ready {
-                is_unread: true,
-                ..Ready::default()
-            });
-            CompletedTask::Fetched(work, ready)
-        }
-        ThreadTask::Prepare(work, mut scratch) => {
-            let ran = std::panic::catch_unwind(AssertUnwindSafe(|| work.run(&mut scratch)));
-            if let Err(panic) = ran {
-                if !panic.is::<GivenUp>() {
-                    tracing::error!("a worker panicked: a defect of coprep, please report it");
-                }
-                *scratch = Scratch::default();
+/// Carries out a task. Returns `None` if it goes on without this thread.
+fn carry_out(
+    pool: &Arc<SharedPool>,
+    thread: usize,
+    task: ThreadTask<Box<dyn PoolWork>>,
+) -> Option<CompletedTask<Box<dyn PoolWork>>> {
+    match task {
+        ThreadTask::BeginFetch(mut work) => {
+            let read = std::panic::catch_unwind(AssertUnwindSafe(|| work.detached_read()));
+            // After a panic the thread fetches, and the panic is reported if it comes again.
+            if let Ok(Some(read)) = read {
+                detach(pool, thread, work, read);
+                return None;
             }
-            CompletedTask::Prepared(scratch)
+            pool.state().stages.reads_itself(thread);
+            Some(fetched(work, None))
         }
+        ThreadTask::Fetch(work, arrived) => {
+            let had_arrived = arrived.is_some();
+            let arrived = arrived.filter(|bytes| work.is_intact(bytes));
+            if had_arrived && arrived.is_none() {
+                pool.state().stages.reads_itself(thread);
+            }
+            Some(fetched(work, arrived))
+        }
+        ThreadTask::Prepare(work, scratch) => Some(prepared(work, scratch)),
     }
+}
+
+/// Starts a read that goes on without this thread.
+fn detach(pool: &Arc<SharedPool>, thread: usize, work: Box<dyn PoolWork>, read: DetachedRead) {
+    // Numbered first, because the read may end before this function does.
+    let number = pool.state().stages.detach(thread, work);
+    let Some(number) = number else { return };
+    // The pool may end before the read does.
+    let pool = Arc::downgrade(pool);
+    read.start(move |bytes| {
+        if let Some(pool) = pool.upgrade() {
+            let mut state = pool.state();
+            state.stages.arrived(number, bytes);
+            pool.wake(state);
+        }
+    });
+}
+
+fn fetched(
+    mut work: Box<dyn PoolWork>,
+    arrived: Option<ReadBytes>,
+) -> CompletedTask<Box<dyn PoolWork>> {
+    let fetched = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        fail_point!("worker-fetch");
+        work.fetch(arrived)
+    }));
+    // A fetch that failed is tried again when the sample is prepared, and reported then.
+    let ready = fetched.unwrap_or_else(|_| Ready {
+        is_unread: true,
+        ..Ready::default()
+    });
+    CompletedTask::Fetched(work, ready)
+}
+
+fn prepared(
+    work: Box<dyn PoolWork>,
+    mut scratch: Box<Scratch>,
+) -> CompletedTask<Box<dyn PoolWork>> {
+    let ran = std::panic::catch_unwind(AssertUnwindSafe(|| work.run(&mut scratch)));
+    if let Err(panic) = ran {
+        if !panic.is::<GivenUp>() {
+            tracing::error!("a worker panicked: a defect of coprep, please report it");
+        }
+        *scratch = Scratch::default();
+    }
+    CompletedTask::Prepared(scratch)
 }

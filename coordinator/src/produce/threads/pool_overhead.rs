@@ -32,7 +32,9 @@ pub fn pool_overhead(attributes: bool, samples: u32) -> Duration {
         // A fetched sample is prepared next: it was due as early, and this pool does not fetch ahead.
         for _ in 0..2 {
             let done = match stages.next(Instant::now(), 0) {
-                Some(ThreadTask::Fetch(id)) => CompletedTask::Fetched(id, Ready::default()),
+                Some(ThreadTask::Fetch(id, _) | ThreadTask::BeginFetch(id)) => {
+                    CompletedTask::Fetched(id, Ready::default())
+                }
                 Some(ThreadTask::Prepare(_, scratch)) => CompletedTask::Prepared(scratch),
                 None => break,
             };

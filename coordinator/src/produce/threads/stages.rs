@@ -11,19 +11,26 @@
 //! among the `threads` nor among the `cpus`, because threads beyond both carry them.
 //!
 //! A sample that memory is going to hold is read by one task at a time ([`shared_reads`]).
+//!
+//! Reads from a remote store need no thread while they wait ([`detached`]). They count among the `threads` all the same,
+//! which bounds the reads that are under way.
 
 mod accounting;
+mod detached;
 mod shared_reads;
 #[cfg(test)]
 mod tests;
 
 use std::time::Instant;
 
+use coprep_storage::ReadBytes;
+
 use crate::observe::stalls::StallClock;
 use crate::produce::deadline_queue::{Deadline, DeadlineHeap};
 use crate::produce::threads::Ready;
 use crate::produce::threads::slow::{STUCK, SlowSources, SourceFile, SourceId};
 use crate::produce::threads::stages::accounting::Sums;
+use crate::produce::threads::stages::detached::DetachedReads;
 use crate::produce::threads::stages::shared_reads::SharedReads;
 use coprep_pipeline::Scratch;
 
@@ -33,11 +40,18 @@ pub(super) trait StageWork {
     fn needs_fetch(&self) -> bool;
     /// Returns `true` if memory is going to hold the task's sample afterwards, as far as can be told now.
     fn is_to_cache(&self) -> bool;
+    /// Returns `true` if the task's read may need no thread while it waits.
+    fn may_detach(&self) -> bool {
+        false
+    }
 }
 
 /// A task for a thread.
 pub(super) enum ThreadTask<W> {
-    Fetch(W),
+    /// Fetch a sample, whose bytes a detached read may have brought.
+    Fetch(W, Option<ReadBytes>),
+    /// Begin a read that needs no thread while it waits, or fetch the sample if there is no such read.
+    BeginFetch(W),
     Prepare(W, Box<Scratch>),
 }
 
@@ -65,6 +79,8 @@ struct QueuedTask<W> {
     reads: bool,
     /// `true` if others that need its file wait for it.
     is_shared: bool,
+    /// `true` if its read may need no thread while it waits.
+    may_detach: bool,
     /// Bytes that were fetched for it.
     bytes: u64,
 }
@@ -84,6 +100,15 @@ struct Step {
     is_apart: bool,
     /// `true` if others that need its file wait for it.
     is_shared: bool,
+    /// `true` if its thread is soon free for another task; see [`detached`].
+    is_errand: bool,
+}
+
+/// The place of a task that is under way.
+#[derive(Clone, Copy)]
+enum Place {
+    Thread(usize),
+    Detached(usize),
 }
 
 impl Step {
@@ -91,10 +116,10 @@ impl Step {
         self.file.map(|file| file.source)
     }
 
-    /// Returns `true` if its thread is reading now.
-    fn is_read(&self, thread: usize, is_reading: &impl Fn(usize) -> bool) -> bool {
+    /// Returns `true` if the sample is being read now.
+    fn is_read(&self, place: Place, is_reading: &impl Fn(usize) -> bool) -> bool {
         // Decoding may take as long as a stuck read, but it needs its processor.
-        self.stage == Stage::Fetch || is_reading(thread)
+        self.stage == Stage::Fetch || matches!(place, Place::Thread(thread) if is_reading(thread))
     }
 }
 
@@ -117,6 +142,11 @@ pub(super) struct StageQueues<W> {
     shared_reads: SharedReads<QueuedTask<W>>,
     /// The task of each thread.
     under_way: Vec<Option<Step>>,
+    detached: DetachedReads<W>,
+    /// Number of threads that are soon free for another task; see [`detached`].
+    errands: u32,
+    /// `true` if most reads need no thread while they wait.
+    expects_detached: bool,
     fetching: u32,
     preparing: u32,
     /// Number of reads that are set apart.
@@ -147,6 +177,9 @@ impl<W: StageWork> StageQueues<W> {
             slow: SlowSources::new(),
             shared_reads: SharedReads::new(),
             under_way: Vec::new(),
+            detached: DetachedReads::new(),
+            errands: 0,
+            expects_detached: false,
             fetching: 0,
             preparing: 0,
             apart: 0,
@@ -174,7 +207,7 @@ impl<W: StageWork> StageQueues<W> {
     /// Returns the number of threads that should exist.
     pub(super) fn wanted_threads(&self) -> u32 {
         let room = MOST_APART.saturating_sub(self.apart);
-        self.threads + self.apart + self.slow.openings().min(room)
+        self.pool_threads() + self.apart_threads() + self.slow.openings().min(room)
     }
 
     /// Returns the number of tasks that threads can have at a time.
@@ -197,6 +230,7 @@ impl<W: StageWork> StageQueues<W> {
             Stage::Prepare
         };
         let task = QueuedTask {
+            may_detach: is_to_fetch && work.may_detach(),
             work,
             stage,
             due,
@@ -275,6 +309,7 @@ impl<W: StageWork> StageQueues<W> {
         let Some(step) = self.under_way.get_mut(thread).and_then(Option::take) else {
             return;
         };
+        self.errands -= u32::from(step.is_errand);
         self.stop_counting(step.stage, step.is_apart);
         let shared = step.file.filter(|_| step.is_shared);
         match done {
@@ -292,6 +327,7 @@ impl<W: StageWork> StageQueues<W> {
                     file: step.file,
                     reads: ready.is_unread,
                     is_shared: step.is_shared,
+                    may_detach: false,
                     bytes: ready.bytes,
                 };
                 self.held += ready.bytes;
@@ -352,8 +388,10 @@ impl<W: StageWork> StageQueues<W> {
     /// a sample is reading. Must be called now and then.
     pub(super) fn maintain(&mut self, now: Instant, is_reading: impl Fn(usize) -> bool) {
         self.advance_clock(now);
-        for thread in 0..self.under_way.len() {
-            self.set_apart_if_stuck(now, thread, &is_reading);
+        let threads = (0..self.under_way.len()).map(Place::Thread);
+        let places = threads.chain(self.detached.numbers().map(Place::Detached));
+        for place in places.collect::<Vec<_>>() {
+            self.set_apart_if_stuck(now, place, &is_reading);
         }
         let ended = self.slow.maintain(now, |task| task.work.needs_fetch());
         for (_, task) in ended {
@@ -368,17 +406,19 @@ impl<W: StageWork> StageQueues<W> {
     fn set_apart_if_stuck(
         &mut self,
         now: Instant,
-        thread: usize,
+        place: Place,
         is_reading: &impl Fn(usize) -> bool,
     ) {
-        let Some(step) = self.under_way.get_mut(thread).and_then(Option::as_mut) else {
-            return;
+        let step = match place {
+            Place::Thread(thread) => self.under_way.get_mut(thread).and_then(Option::as_mut),
+            Place::Detached(number) => self.detached.step_mut(number),
         };
+        let Some(step) = step else { return };
         let is_long = now.saturating_duration_since(step.since) >= STUCK;
         let Some(source) = step.source().filter(|_| is_long && !step.is_apart) else {
             return;
         };
-        if !step.is_read(thread, is_reading) || self.apart >= MOST_APART {
+        if !step.is_read(place, is_reading) || self.apart >= MOST_APART {
             return;
         }
         let stage = step.stage;
@@ -388,8 +428,8 @@ impl<W: StageWork> StageQueues<W> {
         let shared = step.file.filter(|_| was_shared);
         self.stop_counting(stage, false);
         self.count(stage, true);
-        let apart = self.under_way.iter().flatten();
-        let reads = apart.filter(|step| step.is_apart && step.source() == Some(source));
+        let under_way = self.under_way.iter().flatten().chain(self.detached.steps());
+        let reads = under_way.filter(|step| step.is_apart && step.source() == Some(source));
         if self.slow.stuck(source, reads.count() as u32, now) {
             self.set_waiting_apart(source);
         }
@@ -413,23 +453,35 @@ impl<W: StageWork> StageQueues<W> {
     ) -> Option<(u32, Instant)> {
         let steps = self.under_way.iter().enumerate();
         let steps = steps.filter_map(|(thread, step)| Some((thread, step.as_ref()?)));
-        let reads = steps.filter(|(thread, step)| step.is_read(*thread, &is_reading));
-        let of_source = reads.filter(|(_, step)| step.source() == Some(source));
-        let (_, longest) = of_source.min_by_key(|(_, step)| step.since)?;
+        let is_read =
+            |(thread, step): &(usize, &Step)| step.is_read(Place::Thread(*thread), &is_reading);
+        let by_threads = steps.filter(is_read).map(|(_, step)| step);
+        let reads = by_threads.chain(self.detached.steps());
+        let of_source = reads.filter(|step| step.source() == Some(source));
+        let longest = of_source.min_by_key(|step| step.since)?;
         Some((longest.file?.sample, longest.since))
     }
 
     /// Returns `true` if there is a task that a thread may begin.
     pub(super) fn has_step(&self) -> bool {
-        self.may_prepare() || self.may_fetch() || self.may_read_apart()
+        self.has_arrived() || self.may_prepare() || self.may_fetch() || self.may_read_apart()
     }
 
     /// Returns the task that a thread is to begin.
     pub(super) fn next(&mut self, now: Instant, thread: usize) -> Option<ThreadTask<W>> {
         self.advance_clock(now);
+        while self.has_arrived() {
+            let task = self.finish_arrived(thread);
+            if task.is_some() {
+                return task;
+            }
+        }
         loop {
             let task = match (self.may_prepare(), self.may_fetch()) {
-                (true, true) if self.is_fetching_first() => self.to_fetch.pop(),
+                // Beginning a read takes less time than preparing a sample, and storage works meanwhile.
+                (true, true) if self.is_fetching_first() || self.is_errand_first() => {
+                    self.to_fetch.pop()
+                }
                 (true, _) => self.to_prepare.pop(),
                 (false, true) => self.to_fetch.pop(),
                 (false, false) if self.may_read_apart() => {
@@ -457,29 +509,43 @@ impl<W: StageWork> StageQueues<W> {
             file,
             bytes,
             is_shared,
+            may_detach,
             ..
         } = task;
         self.held -= bytes;
         self.count(stage, is_apart);
-        if thread >= self.under_way.len() {
-            self.under_way.resize_with(thread + 1, || None);
-        }
-        self.under_way[thread] = Some(Step {
+        // A read of a slow source has a thread, which waits for as long as it may take.
+        let is_errand = stage == Stage::Fetch && may_detach && !is_apart;
+        self.errands += u32::from(is_errand);
+        let step = Step {
             stage,
             file,
             since: now,
             is_apart,
             is_shared,
-        });
+            is_errand,
+        };
+        self.put(thread, step);
         match stage {
-            Stage::Fetch => ThreadTask::Fetch(work),
+            Stage::Fetch if is_errand => ThreadTask::BeginFetch(work),
+            Stage::Fetch => ThreadTask::Fetch(work, None),
             Stage::Prepare => ThreadTask::Prepare(work, self.scratch.pop().unwrap_or_default()),
         }
     }
 
+    /// Gives a thread its task.
+    fn put(&mut self, thread: usize, step: Step) {
+        if thread >= self.under_way.len() {
+            self.under_way.resize_with(thread + 1, || None);
+        }
+        self.under_way[thread] = Some(step);
+    }
+
     /// Returns `true` if a slow source may be read, and the other tasks still have all their threads then.
     fn may_read_apart(&self) -> bool {
-        self.started > self.threads + self.apart && self.apart < MOST_APART && self.slow.has_ready()
+        self.slow.has_ready()
+            && self.apart < MOST_APART
+            && self.started > self.pool_threads() + self.apart_threads()
     }
 
     fn is_full(&self) -> bool {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use coprep_pipeline::SampleKey;
+use coprep_storage::{DetachedRead, ReadBytes};
 
 use crate::observe::preparation_cost::PreparationCost;
 use crate::produce::deadline_queue::Deadline;
@@ -88,16 +89,34 @@ impl PoolWork for PipelineWork {
         self.recipe.is_to_admit(self.sample.draw.id)
     }
 
-    fn fetch(&mut self) -> Ready {
+    fn may_detach(&self) -> bool {
+        self.recipe.may_detach(self.sample.draw.id)
+    }
+
+    fn detached_read(&mut self) -> Option<DetachedRead> {
+        if !self.needs_fetch() {
+            return None;
+        }
+        let read = self.recipe.detached_read(self.sample.draw.id)?;
+        self.sample.time_runs(true);
+        Some(read)
+    }
+
+    fn is_intact(&self, arrived: &ReadBytes) -> bool {
+        self.recipe.is_intact(self.sample.draw.id, arrived)
+    }
+
+    fn fetch(&mut self, arrived: Option<ReadBytes>) -> Ready {
         // The sample may have been cached since the work was submitted.
         if self.needs_fetch() {
             self.sample.time_runs(true);
             let is_looking = self.sample.plan.due.is_some();
-            let fetched = self.recipe.fetch_ahead(self.sample.draw.id, is_looking);
+            let id = self.sample.draw.id;
+            let fetched = self.recipe.fetch_ahead(id, is_looking, arrived);
             // A failed read is repeated when the sample's turn comes, and reported then.
             self.fetched = fetched.ok();
-            self.sample.time_runs(false);
         }
+        self.sample.time_runs(false);
         let fetched = self.fetched.as_ref();
         let expected = fetched.and_then(|f| f.expected);
         Ready {

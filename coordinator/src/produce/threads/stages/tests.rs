@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::*;
 
-/// Memory takes samples with a capital letter, and refuses those with a digit. Nobody wants `u` and `v` any more.
+/// Memory takes samples with a capital letter, and refuses those with a digit. Nobody wants `u` and `v` any more. Those with
+/// a Greek letter are read without a thread.
 impl StageWork for char {
     fn needs_fetch(&self) -> bool {
         !self.is_ascii_uppercase() && !['u', 'v'].contains(self)
@@ -12,6 +13,10 @@ impl StageWork for char {
 
     fn is_to_cache(&self) -> bool {
         self.is_ascii_uppercase() || self.is_ascii_digit()
+    }
+
+    fn may_detach(&self) -> bool {
+        ('α'..='ω').contains(self)
     }
 }
 
@@ -43,7 +48,9 @@ fn begin(stages: &mut StageQueues<char>, now: Instant) -> Option<(usize, String)
     let free = stages.under_way.iter().position(Option::is_none);
     let thread = free.unwrap_or(stages.under_way.len());
     let task = match stages.next(now, thread)? {
-        ThreadTask::Fetch(name) => format!("f{name} "),
+        ThreadTask::BeginFetch(name) => format!("b{name} "),
+        ThreadTask::Fetch(name, None) => format!("f{name} "),
+        ThreadTask::Fetch(name, Some(_)) => format!("a{name} "),
         ThreadTask::Prepare(name, _) => format!("p{name} "),
     };
     Some((thread, task))
@@ -367,4 +374,119 @@ fn nobody_waits_for_a_read_that_is_stuck() {
     assert_eq!(begun_at(&mut stages, now), "f1 ");
     maintain(&mut stages, now + STUCK, false);
     assert_eq!(begun_at(&mut stages, now + STUCK), "f2 ");
+}
+
+/// Lets a thread begin reads that need no thread, as many as there are. Returns their numbers.
+fn detach_all(stages: &mut StageQueues<char>, now: Instant) -> Vec<usize> {
+    let mut numbers = Vec::new();
+    while stages.may_fetch() && stages.is_errand_first() {
+        let Some(ThreadTask::BeginFetch(name)) = stages.next(now, 0) else {
+            break;
+        };
+        numbers.extend(stages.detach(0, name));
+    }
+    numbers
+}
+
+fn arrive(stages: &mut StageQueues<char>, number: usize) {
+    let bytes = ReadBytes {
+        bytes: vec![0],
+        took: Duration::ZERO,
+    };
+    stages.arrived(number, Some(bytes));
+}
+
+#[test]
+fn reads_without_threads_are_begun_first_and_are_as_many_as_threads() {
+    let mut stages = pool(1, 3, "αβγδ", "xy");
+    let reads = detach_all(&mut stages, Instant::now());
+    assert_eq!((reads.len(), stages.now().fetching), (3, 3));
+    assert_eq!(begun(&mut stages), "px ");
+    arrive(&mut stages, reads[1]);
+    // The processor is busy, and the thread that prepares goes on with this read when it has done.
+    assert!(!stages.wants_thread() && stages.has_step());
+    prepared(&mut stages);
+    assert!(stages.wants_thread());
+    assert_eq!(begin(&mut stages, Instant::now()), Some((0, "aβ ".into())));
+    assert!(!stages.wants_thread(), "its thread is free soon");
+    fetched(&mut stages, 'β', 0.0);
+    assert_eq!(begin(&mut stages, Instant::now()), Some((0, "bδ ".into())));
+    stages.detach(0, 'δ');
+    assert_eq!(begun(&mut stages), "pβ ");
+    let now = stages.now();
+    assert_eq!((now.fetching, now.preparing, stages.errands), (3, 1, 0));
+}
+
+#[test]
+fn a_thread_is_woken_for_many_reads_although_processors_are_busy() {
+    let names: String = ('α'..='ω').collect();
+    let mut stages = pool(1, 26, &names, "x");
+    let reads = detach_all(&mut stages, Instant::now());
+    assert_eq!(begun(&mut stages), "px ");
+    let (last, others) = reads[..16].split_last().expect("16 reads");
+    others.iter().for_each(|&read| arrive(&mut stages, read));
+    assert!(!stages.wants_thread());
+    arrive(&mut stages, *last);
+    assert!(stages.wants_thread());
+    assert_eq!(begun(&mut stages).matches('a').count(), 16);
+}
+
+#[test]
+fn a_thread_that_reads_after_all_keeps_no_other_from_preparing() {
+    let mut stages = pool(1, 3, "α", "");
+    assert_eq!(begun(&mut stages), "bα ");
+    stages.submit(Instant::now(), Deadline::default(), false, None, 'x');
+    assert!(!stages.wants_thread());
+    stages.reads_itself(0);
+    assert!(stages.wants_thread());
+    assert_eq!(begun(&mut stages), "px ");
+    fetched(&mut stages, 'α', 0.0);
+    assert_eq!(stages.errands, 0);
+}
+
+#[test]
+fn a_read_without_a_thread_that_is_stuck_is_set_apart() {
+    let now = Instant::now();
+    let mut stages = pool(2, 2, "αβ", "");
+    stages.expect_detached();
+    let reads = detach_all(&mut stages, now);
+    stages.submit(now, Deadline::at(99.0), true, Some(OTHER), 'x');
+    assert_eq!(begun_at(&mut stages, now), "", "both reads count");
+    assert!(stages.longest_read(SOURCE.source, |_| false).is_some());
+    maintain(&mut stages, now + STUCK, false);
+    assert_eq!((stages.now().apart, stages.now().fetching), (2, 0));
+    // They have no threads that would have to be replaced.
+    assert_eq!(stages.wanted_threads(), 2);
+    assert_eq!(begun_at(&mut stages, now + STUCK), "fx ");
+    for read in reads {
+        stages.arrived(read, None);
+    }
+    // Nothing was read, so threads read.
+    assert_eq!(begun_at(&mut stages, now + STUCK), "fα fβ ");
+    assert_eq!(stages.errands, 0);
+    for thread in [1, 2] {
+        fetched_by(&mut stages, now + STUCK, thread, ready(0.0));
+    }
+    assert_eq!((stages.now().apart, stages.now().fetching), (0, 1));
+}
+
+#[test]
+fn where_reads_need_no_threads_few_are_started_and_more_once_they_wait() {
+    let names = "a".repeat(400);
+    let mut stages = pool(2, 300, &names, "");
+    assert_eq!(stages.wanted_threads(), 300);
+    stages.expect_detached();
+    let mut wanted = Vec::new();
+    for thread in 0..300 {
+        wanted.push(stages.wanted_threads());
+        stages.next(Instant::now(), thread);
+    }
+    assert!(wanted[0] < 40 && wanted.is_sorted());
+    assert!(
+        wanted
+            .iter()
+            .enumerate()
+            .all(|(threads, &wanted)| wanted > threads as u32)
+    );
+    assert_eq!(wanted.last(), Some(&300));
 }
