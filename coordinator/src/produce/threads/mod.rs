@@ -11,8 +11,8 @@ mod slow;
 mod stages;
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use coprep_costs::Balance;
@@ -119,7 +119,6 @@ pub(crate) struct ThreadPool {
 struct SharedPool {
     fetch_weight: Arc<FetchWeight>,
     state: Mutex<PoolState>,
-    more: Condvar,
 }
 
 struct PoolState {
@@ -131,8 +130,11 @@ struct PoolState {
     balance: Balance,
     /// `true` if a thread panicked outside of a task.
     is_broken: bool,
-    /// Number of threads that wait for a task.
-    idle: usize,
+    /// The threads that wait for a task. The last one is woken first, because its memory is most likely still in the
+    /// processor's caches.
+    idle: Vec<Thread>,
+    /// Number of threads that were woken, and do not run yet.
+    waking: u32,
     stop: bool,
 }
 
@@ -168,14 +170,14 @@ impl ThreadPool {
             read_marks: Vec::new(),
             balance: Balance::new(cpus, cpus + MOST_WAITING),
             is_broken: false,
-            idle: 0,
+            idle: Vec::new(),
+            waking: 0,
             stop: false,
         };
         let workers = ThreadPool {
             pool: Arc::new(SharedPool {
                 fetch_weight: Arc::new(FetchWeight::new()),
                 state: Mutex::new(state),
-                more: Condvar::new(),
             }),
             cap,
             started: Mutex::default(),
@@ -311,12 +313,23 @@ impl SharedPool {
         lock(&self.state)
     }
 
-    fn wake(&self, state: MutexGuard<'_, PoolState>) {
-        let is_to_wake = state.idle > 0 && state.stages.wants_thread();
+    /// Wakes a thread if there is a task for one.
+    fn wake(&self, mut state: MutexGuard<'_, PoolState>) {
+        let wants_thread = state.stages.wants_thread(state.waking);
+        let woken = wants_thread.then(|| state.idle.pop()).flatten();
+        state.waking += u32::from(woken.is_some());
         drop(state);
-        if is_to_wake {
-            self.more.notify_one();
+        if let Some(thread) = woken {
+            thread.unpark();
         }
+    }
+
+    /// Wakes all threads that wait for a task.
+    fn wake_all(&self, mut state: MutexGuard<'_, PoolState>) {
+        let woken = std::mem::take(&mut state.idle);
+        state.waking += woken.len() as u32;
+        drop(state);
+        woken.iter().for_each(Thread::unpark);
     }
 
     /// Sets stuck reads apart. Returns the number of threads that the pool should have.
@@ -357,25 +370,43 @@ impl SharedPool {
         // Smoothed, because one interval is short.
         self.fetch_weight.set((self.fetch_weight.get() + now) / 2.0);
         // The new limits may let several waiting threads begin a task.
-        self.more.notify_all();
+        self.wake_all(self.state());
+    }
+
+    /// Waits until a task wants a thread, or the pool stops, or for a while.
+    fn wait<'a>(&'a self, mut state: MutexGuard<'a, PoolState>) -> MutexGuard<'a, PoolState> {
+        let (this, end) = (
+            std::thread::current(),
+            Instant::now() + poll_every(POLL_INTERVAL),
+        );
+        while !state.stop && !state.stages.wants_thread(state.waking) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state.idle.push(this.clone());
+            drop(state);
+            std::thread::park_timeout(left);
+            state = self.state();
+            let waiting = state.idle.iter().position(|idle| idle.id() == this.id());
+            match waiting {
+                Some(at) => drop(state.idle.remove(at)),
+                // Whoever woke it has taken it out.
+                None => state.waking -= 1,
+            }
+        }
+        state
     }
 
     /// Waits for a task for a thread. Returns `None` when there is none after a while, so that the caller checks
     /// whether the pool has stopped.
-    fn next(
-        &self,
-        mut state: MutexGuard<'_, PoolState>,
+    fn next<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, PoolState>,
         thread: usize,
     ) -> Option<ThreadTask<Box<dyn PoolWork>>> {
         if !state.stages.has_step() {
-            state.idle += 1;
-            let waited = self
-                .more
-                .wait_timeout_while(state, poll_every(POLL_INTERVAL), |state| {
-                    !state.stop && !state.stages.wants_thread()
-                });
-            (state, _) = unpoisoned(waited);
-            state.idle -= 1;
+            state = self.wait(state);
         }
         let step = state.stages.next(Instant::now(), thread);
         // There may be another task besides this one.
@@ -386,8 +417,9 @@ impl SharedPool {
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        self.pool.state().stop = true;
-        self.pool.more.notify_all();
+        let mut state = self.pool.state();
+        state.stop = true;
+        self.pool.wake_all(state);
         let this = std::thread::current().id();
         let started = std::mem::take(unpoisoned(self.started.get_mut()));
         // The last owner may be a task, and a thread cannot wait for itself.
@@ -419,26 +451,25 @@ fn work(pool: &Arc<SharedPool>, thread: usize) {
             return;
         }
         let task = pool.next(state, thread);
-        done = task.and_then(|task| carry_out(pool, thread, task));
+        done = task.map(|task| carry_out(pool, thread, task));
     }
 }
 
-/// Carries out a task. Returns `None` if it goes on without this thread.
 fn carry_out(
     pool: &Arc<SharedPool>,
     thread: usize,
     task: ThreadTask<Box<dyn PoolWork>>,
-) -> Option<CompletedTask<Box<dyn PoolWork>>> {
+) -> CompletedTask<Box<dyn PoolWork>> {
     match task {
         ThreadTask::BeginFetch(mut work) => {
             let read = std::panic::catch_unwind(AssertUnwindSafe(|| work.detached_read()));
             // After a panic the thread fetches, and the panic is reported if it comes again.
             if let Ok(Some(read)) = read {
                 detach(pool, thread, work, read);
-                return None;
+                return CompletedTask::Begun;
             }
             pool.state().stages.reads_itself(thread);
-            Some(fetched(work, None))
+            fetched(work, None)
         }
         ThreadTask::Fetch(work, arrived) => {
             let had_arrived = arrived.is_some();
@@ -446,9 +477,9 @@ fn carry_out(
             if had_arrived && arrived.is_none() {
                 pool.state().stages.reads_itself(thread);
             }
-            Some(fetched(work, arrived))
+            fetched(work, arrived)
         }
-        ThreadTask::Prepare(work, scratch) => Some(prepared(work, scratch)),
+        ThreadTask::Prepare(work, scratch) => prepared(work, scratch),
     }
 }
 

@@ -57,6 +57,8 @@ pub(super) enum ThreadTask<W> {
 
 /// A task that a thread has done.
 pub(super) enum CompletedTask<W> {
+    /// The read of a sample was begun, and goes on without the thread.
+    Begun,
     Fetched(W, Ready),
     Prepared(Box<Scratch>),
 }
@@ -306,6 +308,9 @@ impl<W: StageWork> StageQueues<W> {
     /// Records that a thread has done its task.
     pub(super) fn done(&mut self, now: Instant, thread: usize, done: CompletedTask<W>) {
         self.advance_clock(now);
+        if matches!(done, CompletedTask::Begun) {
+            return self.end_errand();
+        }
         let Some(step) = self.under_way.get_mut(thread).and_then(Option::take) else {
             return;
         };
@@ -333,6 +338,7 @@ impl<W: StageWork> StageQueues<W> {
                 self.held += ready.bytes;
                 self.enqueue(task);
             }
+            CompletedTask::Begun => {}
             CompletedTask::Prepared(scratch) => {
                 self.sums.prepared += 1;
                 self.scratch.push(scratch);

@@ -77,11 +77,17 @@ impl<W: StageWork> StageQueues<W> {
         self.expects_detached = true;
     }
 
-    /// Takes the task of a thread, whose read goes on without one. Returns the number of the read.
+    /// Takes the task of a thread, whose read goes on without one. Returns the number of the read. The thread is at its
+    /// errand until it has [begun](CompletedTask::Begun) the read.
     pub(in crate::produce::threads) fn detach(&mut self, thread: usize, work: W) -> Option<usize> {
         let mut step = self.under_way.get_mut(thread)?.take()?;
-        self.errands -= u32::from(std::mem::take(&mut step.is_errand));
+        step.is_errand = false;
         Some(self.detached.insert(Detached { step, work }))
+    }
+
+    /// Records that a thread has begun a read.
+    pub(super) fn end_errand(&mut self) {
+        self.errands -= 1;
     }
 
     /// Records that a thread reads, and so is at no errand.
@@ -115,9 +121,9 @@ impl<W: StageWork> StageQueues<W> {
         self.to_fetch.peek().is_some_and(|task| task.may_detach)
     }
 
-    /// Returns `true` if a thread that waits for a task is to be woken.
-    pub(in crate::produce::threads) fn wants_thread(&self) -> bool {
-        if self.preparing + self.errands < self.cpus {
+    /// Returns `true` if a thread that waits for a task is to be woken. `waking` threads are awake soon.
+    pub(in crate::produce::threads) fn wants_thread(&self, waking: u32) -> bool {
+        if self.preparing + self.errands + waking < self.cpus {
             return self.has_step();
         }
         let needs_thread = self.may_fetch() && !self.is_errand_first();

@@ -384,6 +384,7 @@ fn detach_all(stages: &mut StageQueues<char>, now: Instant) -> Vec<usize> {
             break;
         };
         numbers.extend(stages.detach(0, name));
+        stages.done(now, 0, CompletedTask::Begun);
     }
     numbers
 }
@@ -404,14 +405,16 @@ fn reads_without_threads_are_begun_first_and_are_as_many_as_threads() {
     assert_eq!(begun(&mut stages), "px ");
     arrive(&mut stages, reads[1]);
     // The processor is busy, and the thread that prepares goes on with this read when it has done.
-    assert!(!stages.wants_thread() && stages.has_step());
+    assert!(!stages.wants_thread(0) && stages.has_step());
     prepared(&mut stages);
-    assert!(stages.wants_thread());
+    assert!(stages.wants_thread(0));
     assert_eq!(begin(&mut stages, Instant::now()), Some((0, "aβ ".into())));
-    assert!(!stages.wants_thread(), "its thread is free soon");
+    assert!(!stages.wants_thread(0), "its thread is free soon");
     fetched(&mut stages, 'β', 0.0);
     assert_eq!(begin(&mut stages, Instant::now()), Some((0, "bδ ".into())));
     stages.detach(0, 'δ');
+    assert!(!stages.wants_thread(0), "its thread begins the read");
+    stages.done(Instant::now(), 0, CompletedTask::Begun);
     assert_eq!(begun(&mut stages), "pβ ");
     let now = stages.now();
     assert_eq!((now.fetching, now.preparing, stages.errands), (3, 1, 0));
@@ -425,9 +428,9 @@ fn a_thread_is_woken_for_many_reads_although_processors_are_busy() {
     assert_eq!(begun(&mut stages), "px ");
     let (last, others) = reads[..16].split_last().expect("16 reads");
     others.iter().for_each(|&read| arrive(&mut stages, read));
-    assert!(!stages.wants_thread());
+    assert!(!stages.wants_thread(0));
     arrive(&mut stages, *last);
-    assert!(stages.wants_thread());
+    assert!(stages.wants_thread(0));
     assert_eq!(begun(&mut stages).matches('a').count(), 16);
 }
 
@@ -436,9 +439,9 @@ fn a_thread_that_reads_after_all_keeps_no_other_from_preparing() {
     let mut stages = pool(1, 3, "α", "");
     assert_eq!(begun(&mut stages), "bα ");
     stages.submit(Instant::now(), Deadline::default(), false, None, 'x');
-    assert!(!stages.wants_thread());
+    assert!(!stages.wants_thread(0));
     stages.reads_itself(0);
-    assert!(stages.wants_thread());
+    assert!(stages.wants_thread(0));
     assert_eq!(begun(&mut stages), "px ");
     fetched(&mut stages, 'α', 0.0);
     assert_eq!(stages.errands, 0);
