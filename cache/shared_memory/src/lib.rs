@@ -15,8 +15,8 @@
 //! All memory is reserved when it is created ([`memory`]). A shortage is therefore an [`Error`] that states the bytes
 //! wanted, the bytes available and a remedy. It is never a SIGBUS later.
 //!
-//! The crate also has the settings of a process's own allocator ([`allocator`]), because the processes that share the
-//! memory all need them, and this is the only crate that all of them use.
+//! The crate also has the settings of a process's own allocator ([`allocator`]) and of its threads ([`scheduling`]), because
+//! several of the processes that share the memory need them, and this is the only crate that all of them use.
 //!
 //! # Architecture invariants
 //!
@@ -40,6 +40,8 @@ pub mod lock;
 pub mod mapping;
 #[cfg(not(feature = "loom"))]
 pub mod memory;
+#[cfg(not(feature = "loom"))]
+pub mod scheduling;
 #[cfg(not(feature = "loom"))]
 pub mod staging;
 mod sync;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use coprep_shared_memory::scheduling::yield_to_others;
 use futures_util::future::{Either, select};
 use nix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Runtime};
@@ -83,6 +84,13 @@ impl IoRuntime {
             .worker_threads(1 + cpus / PROCESSORS_EACH)
             .thread_name("storage-io")
             .enable_all()
+            // An answer may wait for a millisecond. It must not take the processor from a thread that decodes, which would
+            // cost more than the answer.
+            .on_thread_start(|| {
+                if let Err(e) = yield_to_others() {
+                    tracing::debug!("the threads of remote storage do not yield to others: {e}");
+                }
+            })
             // A thread is parked whenever it has nothing to do, so the sum is current except during a burst.
             .on_thread_park(move || {
                 counted.fetch_add(cpu_since_counted(), Ordering::Relaxed);
