@@ -131,6 +131,7 @@ fn attach() -> Attach {
     Attach {
         pipeline: PipelineSpec { source, ops },
         store_variables: StoreVariables::from_iter([("AWS_REGION".into(), "here".into())]),
+        provider: None,
         code: Some(UserCode {
             command: vec![b"/usr/bin/python3".to_vec(), b"-c".to_vec()],
             environment: vec![(b"HOME".to_vec(), b"/root".to_vec())],
