@@ -48,7 +48,7 @@ pub(crate) fn warm(
         },
     };
     let connect = start_or_find(py, NAME);
-    let credentials = link_of(pipeline, NAME, socket.clone());
+    let credentials = link_of(pipeline.provided.as_ref(), NAME, socket.clone());
     let mut reported = Ok(());
     let done = py.detach(|| {
         let credentials = credentials.as_ref();

@@ -8,12 +8,20 @@ use std::sync::Arc;
 
 use coprep_client::credentials::{CredentialLink, OwnedLink};
 use coprep_client::{Error, ErrorKind, not_given};
-use coprep_protocol::given_credentials::{GivenCredentials, StoreCredentials};
+use coprep_protocol::dataset_url::UrlScheme;
+use coprep_protocol::given_credentials::{TimedCredentials, StoreCredentials};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::connect::coordinator_paths;
-use crate::pipeline::PyPipeline;
+
+/// Code of the job that makes credentials.
+#[derive(Clone)]
+pub(crate) struct ProvidedCredentials {
+    pub(crate) provider: Arc<Py<PyAny>>,
+    /// Kind of the stores.
+    pub(crate) scheme: UrlScheme,
+}
 
 /// The end of a link that Python's thread serves.
 #[pyclass(frozen, name = "CredentialLink", module = "coprep._coprep")]
@@ -59,7 +67,7 @@ impl PyCredentialLink {
                 ));
             }
         };
-        let given = GivenCredentials {
+        let given = TimedCredentials {
             credentials,
             expires_ms,
         };
@@ -80,14 +88,14 @@ impl PyCredentialLink {
     }
 }
 
-/// Returns the link over which a pipeline's credentials are given, or `None` if it has no provider. `name` is that of the
+/// Returns the link over which a pipeline's credentials are given, or `None` if its code makes none. `name` is that of the
 /// job in `coprep status`.
 pub(crate) fn link_of(
-    pipeline: &PyPipeline,
+    provided: Option<&ProvidedCredentials>,
     name: &str,
     socket: Option<PathBuf>,
 ) -> Option<OwnedLink> {
-    let provided = pipeline.provided.clone()?;
+    let provided = provided?.clone();
     let scheme = provided.scheme;
     let start = move |link: Arc<CredentialLink>| {
         let started = Python::attach(|py| {

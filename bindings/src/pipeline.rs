@@ -6,7 +6,7 @@ use std::sync::Arc;
 use coprep_client::control;
 use coprep_protocol::array_files;
 use coprep_protocol::dataset_path;
-use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
+use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::message::Describe;
 use coprep_protocol::operators::{audio_rate, check_next, check_source};
 use coprep_protocol::parquet_files::{DEFAULT_IMAGE_COLUMN, DEFAULT_LABEL_COLUMN};
@@ -22,7 +22,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::connect::{coordinator_paths, start_or_find};
-use crate::credentials::link_of;
+use crate::credentials::{ProvidedCredentials, link_of};
 use crate::errors::raise;
 use crate::operators::{self, SizeArgument, calls, number, numbers};
 
@@ -47,14 +47,6 @@ pub(crate) struct PyPipeline {
     pub(crate) spec: PipelineSpec,
     /// Set if code of the job makes the credentials of the source's stores.
     pub(crate) provided: Option<ProvidedCredentials>,
-}
-
-/// Code of the job that makes credentials.
-#[derive(Clone)]
-pub(crate) struct ProvidedCredentials {
-    pub(crate) provider: Arc<Py<PyAny>>,
-    /// Kind of the stores.
-    pub(crate) scheme: UrlScheme,
 }
 
 /// Returns a path as text, because messages carry text.
@@ -361,7 +353,7 @@ impl PyPipeline {
             pipeline: source,
         };
         let connect = start_or_find(py, NAME);
-        let credentials = link_of(self, NAME, socket.clone());
+        let credentials = link_of(self.provided.as_ref(), NAME, socket.clone());
         py.detach(|| {
             let credentials = credentials.as_ref();
             control::describe(&coordinator_paths(socket), &connect, request, credentials)

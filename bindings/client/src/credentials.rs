@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
 use coprep_protocol::dataset_url::UrlScheme;
-use coprep_protocol::given_credentials::GivenCredentials;
+use coprep_protocol::given_credentials::TimedCredentials;
 use coprep_protocol::message::{GiveCredentials, Reply, Request};
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_shared_memory::lock::{lock, unpoisoned};
@@ -258,7 +258,7 @@ impl CredentialLink {
     }
 
     /// Gives credentials that the user's code has made to the coordinator that wants them.
-    pub fn give(&self, given: GivenCredentials) {
+    pub fn give(&self, given: TimedCredentials) {
         let end = given.end();
         let request = Request::GiveCredentials(Box::new(GiveCredentials {
             scheme: self.scheme,

@@ -60,14 +60,14 @@ impl fmt::Debug for StoreCredentials {
 
 /// Credentials, and the time at which they expire.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
-pub struct GivenCredentials {
+pub struct TimedCredentials {
     /// The credentials.
     pub credentials: StoreCredentials,
     /// Milliseconds from the beginning of 1970 to their end, or `None` if they do not expire.
     pub expires_ms: Option<u64>,
 }
 
-impl GivenCredentials {
+impl TimedCredentials {
     /// Returns the time at which they expire, or `None` if they do not.
     #[must_use]
     pub fn end(&self) -> Option<SystemTime> {
@@ -94,7 +94,7 @@ mod tests {
             StoreCredentials::Signature(vec![("sig".into(), secret())]),
         ];
         for credentials in all {
-            let given = GivenCredentials {
+            let given = TimedCredentials {
                 credentials,
                 expires_ms: Some(1),
             };

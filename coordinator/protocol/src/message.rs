@@ -10,7 +10,7 @@ pub use crate::message::status::{
     Totals,
 };
 use crate::dataset_url::UrlScheme;
-use crate::given_credentials::GivenCredentials;
+use crate::given_credentials::TimedCredentials;
 use crate::spec::{Field, PipelineSpec, Source};
 use crate::store_variables::StoreVariables;
 
@@ -361,7 +361,7 @@ pub struct GiveCredentials {
     /// Scheme of the stores' URLs.
     pub scheme: UrlScheme,
     /// The credentials.
-    pub given: GivenCredentials,
+    pub given: TimedCredentials,
 }
 
 /// Parameters of a description. See [`Request::Describe`].

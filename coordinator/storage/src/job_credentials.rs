@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 use coprep_protocol::dataset_url::UrlScheme;
-use coprep_protocol::given_credentials::{GivenCredentials, StoreCredentials};
+use coprep_protocol::given_credentials::{TimedCredentials, StoreCredentials};
 use coprep_shared_memory::lock::lock;
 use object_store::aws::AwsCredential;
 use object_store::azure::{AzureAccessKey, AzureCredential};
@@ -52,7 +52,7 @@ enum ClientForm {
 }
 
 impl UsableCredentials {
-    fn new(scheme: UrlScheme, given: &GivenCredentials) -> std::result::Result<Self, String> {
+    fn new(scheme: UrlScheme, given: &TimedCredentials) -> std::result::Result<Self, String> {
         let (end, came) = (given.end(), Instant::now());
         let form = ClientForm::of(scheme, given.credentials.clone())?;
         Ok(UsableCredentials { form, end, came })
@@ -156,7 +156,7 @@ impl JobProvider {
     pub fn new(
         job: String,
         scheme: UrlScheme,
-        given: &GivenCredentials,
+        given: &TimedCredentials,
         ask: impl Fn() + Send + Sync + 'static,
     ) -> std::result::Result<Arc<Self>, Error> {
         let credentials = UsableCredentials::new(scheme, given).map_err(|why| {
@@ -190,7 +190,7 @@ impl JobProvider {
     }
 
     /// Takes new credentials of the job.
-    pub fn give(&self, given: &GivenCredentials) {
+    pub fn give(&self, given: &TimedCredentials) {
         match UsableCredentials::new(self.scheme, given) {
             Ok(credentials) => self.answer(Some(credentials), None),
             Err(why) => self.fail(why),
@@ -440,10 +440,10 @@ mod tests {
 
     use super::*;
 
-    fn keys(id: &str, left: Option<i64>) -> GivenCredentials {
+    fn keys(id: &str, left: Option<i64>) -> TimedCredentials {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now = now.unwrap().as_millis() as i64;
-        GivenCredentials {
+        TimedCredentials {
             credentials: StoreCredentials::Keys {
                 key_id: id.into(),
                 secret_key: "SECRET".into(),
@@ -560,7 +560,7 @@ mod tests {
         let error = JobProvider::new("a".into(), UrlScheme::Gs, &given, || {});
         let error = error.err().unwrap().to_string();
         assert!(error.contains("no credential of gs://") && !error.contains("SECRET"));
-        let key = GivenCredentials {
+        let key = TimedCredentials {
             credentials: StoreCredentials::AccountKey("SECRET!".into()),
             expires_ms: None,
         };

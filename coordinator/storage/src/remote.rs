@@ -419,7 +419,12 @@ impl RemoteStore {
         answer: &FailedAnswer,
         given: Option<&Arc<UsableCredentials>>,
     ) -> bool {
-        answer.meaning == AnswerMeaning::Refused && self.client.renew(given)
+        // The Hub does not tell a private dataset from one that does not exist.
+        let may_be_refused = answer.meaning == AnswerMeaning::NoBucket
+            && self.scheme == UrlScheme::Hf
+            && self.client.is_given_credentials();
+        let is_refused = answer.meaning == AnswerMeaning::Refused || may_be_refused;
+        is_refused && self.client.renew(given)
     }
 
     async fn read_once(
