@@ -52,13 +52,19 @@ pub(crate) fn warm(
     let mut reported = Ok(());
     let done = py.detach(|| {
         let credentials = credentials.as_ref();
-        control::warm_with(&coordinator_paths(socket), &connect, request, credentials, |progress| {
-            // After an exception in `report`, it is not called again; the exception is raised when the warm-up ends.
-            if reported.is_ok() {
-                let json = serde_json::to_string(progress).unwrap_or_default();
-                reported = Python::attach(|py| report.call1(py, (json,)).map(drop));
-            }
-        })
+        control::warm_with(
+            &coordinator_paths(socket),
+            &connect,
+            request,
+            credentials,
+            |progress| {
+                // After an exception in `report`, it is not called again; the exception is raised when the warm-up ends.
+                if reported.is_ok() {
+                    let json = serde_json::to_string(progress).unwrap_or_default();
+                    reported = Python::attach(|py| report.call1(py, (json,)).map(drop));
+                }
+            },
+        )
     });
     reported?;
     as_json(&done.map_err(raise)?)

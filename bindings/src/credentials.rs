@@ -9,7 +9,7 @@ use std::sync::Arc;
 use coprep_client::credentials::{CredentialLink, OwnedLink};
 use coprep_client::{Error, ErrorKind, not_given};
 use coprep_protocol::dataset_url::UrlScheme;
-use coprep_protocol::given_credentials::{TimedCredentials, StoreCredentials};
+use coprep_protocol::given_credentials::{StoreCredentials, TimedCredentials};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -52,7 +52,13 @@ impl PyCredentialLink {
         access_key: Option<String>,
         sas_token: Option<Vec<(String, String)>>,
     ) -> PyResult<()> {
-        let credentials = match (access_key_id, secret_access_key, access_key, sas_token, token) {
+        let credentials = match (
+            access_key_id,
+            secret_access_key,
+            access_key,
+            sas_token,
+            token,
+        ) {
             (Some(key_id), Some(secret_key), None, None, token) => StoreCredentials::Keys {
                 key_id,
                 secret_key,

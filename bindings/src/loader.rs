@@ -112,7 +112,11 @@ impl PyLoader {
         let (launch, pack) = code.unzip();
         let has_others = rank.world_size > 1;
         let order = resume.as_mut().and_then(|resume| resume.order.take());
-        let credentials = link_of(pipeline.provided.as_ref(), &options.name, options.socket.clone());
+        let credentials = link_of(
+            pipeline.provided.as_ref(),
+            &options.name,
+            options.socket.clone(),
+        );
         // They are read with the GIL, which Python holds while it sets variables.
         let variables = pipeline.store_variables(py)?;
         let client = Loader::new(LoaderOptions {

@@ -341,12 +341,12 @@ impl PyPipeline {
     }
 
     fn describe(&self, py: Python<'_>, socket: Option<PathBuf>) -> PyResult<control::Description> {
+        const NAME: &str = "coprep";
         // Length and classes depend on the source alone, so a pipeline without all operators has them too.
         let source = PipelineSpec {
             source: self.spec.source.clone(),
             ops: Vec::new(),
         };
-        const NAME: &str = "coprep";
         let request = Describe {
             store_variables: self.store_variables(py)?,
             provider: None,
@@ -712,7 +712,10 @@ impl PyPipeline {
             }
         };
         let restore = py.import("coprep._coprep")?.getattr("restore")?;
-        let provider = self.provided.as_ref().map(|provided| provided.provider.bind(py));
+        let provider = self
+            .provided
+            .as_ref()
+            .map(|provided| provided.provider.bind(py));
         let arguments = (source.0, source.1, calls(py, &self.spec.ops)?, provider);
         (restore, arguments).into_pyobject(py)
     }

@@ -217,8 +217,14 @@ fn a_warm_up_ends_and_an_idle_coordinator_too() {
             ..CacheRequest::default()
         },
     };
-    let done =
-        control::warm_with(&node.paths(), &ConnectOptions::find("warm"), warm, None, |_| ()).unwrap();
+    let done = control::warm_with(
+        &node.paths(),
+        &ConnectOptions::find("warm"),
+        warm,
+        None,
+        |_| (),
+    )
+    .unwrap();
     assert_eq!(done.done, u64::from(IMAGES));
     std::thread::sleep(2 * idle);
     assert!(!node.server.is_finished(), "somebody is connected");

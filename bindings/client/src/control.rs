@@ -188,9 +188,8 @@ fn provider(
     options: &ConnectOptions,
     credentials: Option<&OwnedLink>,
 ) -> Result<Option<u128>> {
-    let of_connection = |link: &OwnedLink| {
-        link.provider(connection, WORK_TIMEOUT, &options.interrupt_check)
-    };
+    let of_connection =
+        |link: &OwnedLink| link.provider(connection, WORK_TIMEOUT, &options.interrupt_check);
     credentials.map(of_connection).transpose()
 }
 

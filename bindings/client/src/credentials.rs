@@ -74,7 +74,9 @@ struct Taken {
 impl Taken {
     /// Sets the time for new credentials: when two thirds of their time that is left are over.
     fn plan_renewal(&mut self) {
-        let left = self.end.and_then(|end| end.duration_since(SystemTime::now()).ok());
+        let left = self
+            .end
+            .and_then(|end| end.duration_since(SystemTime::now()).ok());
         let pause = left.map(|left| (left * 2 / 3).max(LEAST_RENEWAL));
         self.renewal = pause.and_then(|pause| Instant::now().checked_add(pause));
     }
@@ -143,7 +145,11 @@ impl CredentialLink {
             if let Some(error) = state.failed.take() {
                 return Err(error);
             }
-            if let Some(taken) = state.taken.as_ref().filter(|taken| taken.is_with(connection.pid)) {
+            if let Some(taken) = state
+                .taken
+                .as_ref()
+                .filter(|taken| taken.is_with(connection.pid))
+            {
                 return Ok(taken.provider);
             }
             if timeout.is_over() {
@@ -210,7 +216,9 @@ impl CredentialLink {
     /// Returns `true` if a request waits for credentials at a coordinator that has none.
     fn is_wanted(&self, state: &LinkState) -> bool {
         let has_some = |coordinator| state.taken.as_ref().is_some_and(|t| t.is_with(coordinator));
-        state.wanted_by.is_some_and(|coordinator| !has_some(coordinator))
+        state
+            .wanted_by
+            .is_some_and(|coordinator| !has_some(coordinator))
     }
 
     /// Waits for the time of a renewal, a question of the coordinator, or a request.
@@ -246,7 +254,10 @@ impl CredentialLink {
     /// Reads questions that the same answer will do for. The coordinator repeats a question that is not answered.
     fn skip_questions(&self, taken: &Taken) -> Result<()> {
         let connection = &taken.connection;
-        while connection.receive(Duration::ZERO, &no_interrupt())?.is_some() {}
+        while connection
+            .receive(Duration::ZERO, &no_interrupt())?
+            .is_some()
+        {}
         Ok(())
     }
 
@@ -327,7 +338,11 @@ impl CredentialLink {
     pub fn fail(&self, what: Error, kind: &str) {
         if let Some(taken) = self.present() {
             let why = kind.to_owned();
-            if taken.connection.send(&Request::NoCredentials { why }).is_err() {
+            if taken
+                .connection
+                .send(&Request::NoCredentials { why })
+                .is_err()
+            {
                 return self.forget(&taken);
             }
             // The present ones serve as long as they last, and the user's code is tried again meanwhile.

@@ -150,9 +150,12 @@ pub(crate) fn sample_failed(error: SampleError) -> Error {
 
 /// Returns the error of user code that makes no credentials.
 pub fn not_given(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    Error::new(ErrorKind::Credentials, "the credential_provider gives no credentials")
-        .because(why)
-        .with_remedy("call it by itself in the job's process, and see what it returns")
+    Error::new(
+        ErrorKind::Credentials,
+        "the credential_provider gives no credentials",
+    )
+    .because(why)
+    .with_remedy("call it by itself in the job's process, and see what it returns")
 }
 
 /// Returns the error of a wait that was too long. `explanation` names the awaited party.

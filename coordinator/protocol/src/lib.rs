@@ -33,7 +33,6 @@ pub mod array_files;
 pub mod braces;
 pub mod code;
 pub mod dataset_path;
-#[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod dataset_url;
 mod file_list;
 pub mod frame;

@@ -4,13 +4,13 @@ mod status;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use crate::dataset_url::UrlScheme;
+use crate::given_credentials::TimedCredentials;
 pub use crate::message::status::{
     CacheStatus, CostStatus, DiskCacheStatus, DiskStatus, FormStatus, GpuStatus, JobStatus,
     OutageStatus, PoolStatus, RingStatus, SampleCost, Stalls, Status, StoreStatus, StreamStatus,
     Totals,
 };
-use crate::dataset_url::UrlScheme;
-use crate::given_credentials::TimedCredentials;
 use crate::spec::{Field, PipelineSpec, Source};
 use crate::store_variables::StoreVariables;
 

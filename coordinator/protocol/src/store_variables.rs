@@ -417,14 +417,29 @@ mod tests {
                 labels: Vec::new(),
             }))
         };
-        assert_eq!(of(&["/a.jpg", "s3://b/a.jpg", "https://c/a.jpg"]), Ok(UrlScheme::S3));
-        assert!(of(&["/a.jpg", "http://c/a.jpg"]).unwrap_err().contains("leave it out"));
-        assert!(of(&["gs://b/a", "az://b/a"]).unwrap_err().contains("gs:// and az://"));
+        assert_eq!(
+            of(&["/a.jpg", "s3://b/a.jpg", "https://c/a.jpg"]),
+            Ok(UrlScheme::S3)
+        );
+        assert!(
+            of(&["/a.jpg", "http://c/a.jpg"])
+                .unwrap_err()
+                .contains("leave it out")
+        );
+        assert!(
+            of(&["gs://b/a", "az://b/a"])
+                .unwrap_err()
+                .contains("gs:// and az://")
+        );
         let list = Source::TarShards(TarShards {
             shards: vec!["s3://b/index.json".into()],
             ..TarShards::default()
         });
-        assert!(provided_scheme(&list).unwrap_err().contains("name the shards"));
+        assert!(
+            provided_scheme(&list)
+                .unwrap_err()
+                .contains("name the shards")
+        );
     }
 
     #[test]

@@ -88,13 +88,17 @@ impl Registry {
         let known = lock(&self.providers.0);
         let found = known.iter().find(|(known, _)| *known == number);
         let provider = found.and_then(|(_, provider)| provider.upgrade());
-        provider.ok_or_else(|| invalid("the connection over which the job gives credentials has ended"))
+        provider
+            .ok_or_else(|| invalid("the connection over which the job gives credentials has ended"))
     }
 }
 
 /// Checks that the stores' credentials may read a source, by one object of each store.
 fn check_access(source: &Source, stores: &Stores) -> Result<()> {
-    let is_folder = matches!(source, Source::ImageFolder { .. } | Source::AudioFolder { .. });
+    let is_folder = matches!(
+        source,
+        Source::ImageFolder { .. } | Source::AudioFolder { .. }
+    );
     let mut checked = Vec::new();
     for text in source.locations() {
         // Local files need no credentials, and an URL that is not accepted is reported when the dataset is opened.
@@ -106,7 +110,9 @@ fn check_access(source: &Source, stores: &Stores) -> Result<()> {
             continue;
         }
         let store = stores.of(&url).map_err(from_lower)?;
-        store.check_access(&url.key, is_folder).map_err(from_lower)?;
+        store
+            .check_access(&url.key, is_folder)
+            .map_err(from_lower)?;
         checked.push(name);
     }
     Ok(())

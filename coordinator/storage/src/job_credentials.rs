@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 use coprep_protocol::dataset_url::UrlScheme;
-use coprep_protocol::given_credentials::{TimedCredentials, StoreCredentials};
+use coprep_protocol::given_credentials::{StoreCredentials, TimedCredentials};
 use coprep_shared_memory::lock::lock;
 use object_store::aws::AwsCredential;
 use object_store::azure::{AzureAccessKey, AzureCredential};
@@ -228,16 +228,22 @@ impl JobProvider {
         (!credentials.has_expired()).then(|| credentials.clone())
     }
 
-    /// Asks the job for credentials, unless it was asked a moment ago, and waits for its answer.
-    async fn renew(&self) -> std::result::Result<(), String> {
-        let mut answers = self.answers.subscribe();
+    /// Notes that the job is asked. Returns `false` if it was asked a moment ago, and has not answered yet.
+    fn is_to_be_asked(&self) -> bool {
         let mut state = self.state();
-        let is_asked = state.asked.is_some_and(|when| when.elapsed() < ANSWER_TIMEOUT);
+        let is_asked = state
+            .asked
+            .is_some_and(|when| when.elapsed() < ANSWER_TIMEOUT);
         if !is_asked {
             state.asked = Some(Instant::now());
         }
-        drop(state);
-        if !is_asked {
+        !is_asked
+    }
+
+    /// Asks the job for credentials, unless it was asked a moment ago, and waits for its answer.
+    async fn renew(&self) -> std::result::Result<(), String> {
+        let mut answers = self.answers.subscribe();
+        if self.is_to_be_asked() {
             (self.ask)();
         }
         let answered = timeout(ANSWER_TIMEOUT, answers.changed()).await;
@@ -313,7 +319,9 @@ impl CredentialPool {
 
     /// Returns the credentials that a request would use now, or `None` if a job has to be asked first.
     pub(crate) fn present(&self) -> Option<Arc<UsableCredentials>> {
-        self.providers().iter().find_map(|provider| provider.usable())
+        self.providers()
+            .iter()
+            .find_map(|provider| provider.usable())
     }
 
     /// Records that a store has refused a request. `before` are the present credentials of the time before the request.
@@ -321,7 +329,9 @@ impl CredentialPool {
     pub(crate) fn refuse(&self, before: Option<&Arc<UsableCredentials>>) -> bool {
         let mut providers = self.providers();
         let usable = providers.iter().map(|provider| provider.usable());
-        let present = usable.enumerate().find_map(|(at, usable)| Some((at, usable?)));
+        let present = usable
+            .enumerate()
+            .find_map(|(at, usable)| Some((at, usable?)));
         let (Some(before), Some((at, present))) = (before, present) else {
             return true;
         };
@@ -354,7 +364,10 @@ impl CredentialPool {
             return Err(none_given(why));
         }
         let asked = self.ask_all().await;
-        *failed = asked.as_ref().err().map(|why| (Instant::now(), why.clone()));
+        *failed = asked
+            .as_ref()
+            .err()
+            .map(|why| (Instant::now(), why.clone()));
         asked.map_err(|why| none_given(&why))
     }
 
@@ -368,7 +381,9 @@ impl CredentialPool {
                 return Ok(present);
             }
         }
-        Err(last.err().unwrap_or_else(|| "those that were given have expired".into()))
+        Err(last
+            .err()
+            .unwrap_or_else(|| "those that were given have expired".into()))
     }
 
     /// Returns the credentials of S3 for a client.
@@ -430,7 +445,9 @@ impl<C: fmt::Debug + Send + Sync> CredentialProvider for PoolProvider<C> {
         let usable = self.pool.get().await?;
         let of_client = (self.form)(&usable.form);
         // All jobs of a pool give credentials of its kind.
-        of_client.cloned().ok_or_else(|| none_given("they are of another kind"))
+        of_client
+            .cloned()
+            .ok_or_else(|| none_given("they are of another kind"))
     }
 }
 
@@ -457,7 +474,9 @@ mod tests {
     fn job(id: &str, left: Option<i64>) -> (Arc<JobProvider>, Arc<AtomicU32>) {
         let asked = Arc::new(AtomicU32::new(0));
         let counted = asked.clone();
-        let ask = move || drop(counted.fetch_add(1, Ordering::Relaxed));
+        let ask = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        };
         let job = JobProvider::new(id.into(), UrlScheme::S3, &keys(id, left), ask);
         (job.unwrap(), asked)
     }
@@ -551,7 +570,10 @@ mod tests {
         let pool = CredentialPool::of(&a);
         a.end();
         let error = block_on(pool.get()).err().unwrap().to_string();
-        assert!(error.contains("all jobs that gave some have ended"), "{error}");
+        assert!(
+            error.contains("all jobs that gave some have ended"),
+            "{error}"
+        );
     }
 
     #[test]
