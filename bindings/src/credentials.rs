@@ -113,5 +113,5 @@ pub(crate) fn link_of(
         started.map_err(|e: PyErr| Error::new(ErrorKind::Interrupted, "interrupted").because(e))
     };
     let paths = coordinator_paths(socket);
-    Some(CredentialLink::new(paths, name, scheme, Box::new(start)))
+    Some(OwnedLink::new(paths, name, scheme, Box::new(start)))
 }

@@ -94,25 +94,6 @@ enum LinkEvent {
 }
 
 impl CredentialLink {
-    /// Makes a link that has no thread and no connection yet. `name` is that of the job in `coprep status`.
-    #[must_use]
-    pub fn new(
-        paths: CoordinatorPaths,
-        name: impl Into<String>,
-        scheme: UrlScheme,
-        start: Box<StartThread>,
-    ) -> OwnedLink {
-        OwnedLink(Arc::new(CredentialLink {
-            owner: Owner::current(),
-            paths,
-            options: ConnectOptions::find(name),
-            scheme,
-            start,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        }))
-    }
-
     fn state(&self) -> MutexGuard<'_, LinkState> {
         lock(&self.state)
     }
@@ -363,6 +344,27 @@ impl CredentialLink {
 
 /// A link that is closed when this is dropped.
 pub struct OwnedLink(Arc<CredentialLink>);
+
+impl OwnedLink {
+    /// Makes a link that has no thread and no connection yet. `name` is that of the job in `coprep status`.
+    #[must_use]
+    pub fn new(
+        paths: CoordinatorPaths,
+        name: impl Into<String>,
+        scheme: UrlScheme,
+        start: Box<StartThread>,
+    ) -> Self {
+        OwnedLink(Arc::new(CredentialLink {
+            owner: Owner::current(),
+            paths,
+            options: ConnectOptions::find(name),
+            scheme,
+            start,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }))
+    }
+}
 
 impl std::ops::Deref for OwnedLink {
     type Target = Arc<CredentialLink>;

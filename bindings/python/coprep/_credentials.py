@@ -1,7 +1,7 @@
-"""Credentials of stores that code of the job makes: what ``credential_provider=`` is given, and the thread that calls it.
+"""Credentials of stores that code of the job makes: the function that is given, and the thread that calls it.
 
-The native loader starts the thread when it needs credentials for the first time. It is a thread of Python's own, because
-the interpreter may end while the user's code runs.
+The native loader starts the thread when it needs credentials for the first time. It is a thread of Python's own,
+because the interpreter may end while the user's code runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from coprep import _coprep
 
 CredentialProvider = Callable[[], Mapping[str, Any]]
 
-_NEEDED = {
+_NEEDED: dict[str, list[tuple[str, ...]]] = {
     "s3": [("access_key_id", "secret_access_key")],
     "gs": [("token",)],
     "az": [("access_key",), ("sas_token",), ("token",)],
@@ -43,9 +43,8 @@ def checked(provider: Any) -> CredentialProvider:
         TypeError: it cannot, or is a coroutine function.
     """
     if not callable(provider):
-        raise TypeError(
-            f"credential_provider must be a function without arguments that returns a dict, not {type(provider).__name__}"
-        )
+        kind = type(provider).__name__
+        raise TypeError(f"credential_provider must be a function without arguments that returns a dict, not {kind}")
     call = provider if inspect.isroutine(provider) else type(provider).__call__
     if inspect.iscoroutinefunction(provider) or inspect.iscoroutinefunction(call):
         raise TypeError(
@@ -71,11 +70,10 @@ def read(scheme: str, given: Any) -> dict[str, Any]:
     if not groups:
         raise WrongCredentialsError(f"the dict that it returned lacks credentials: {_expected(scheme)}")
     # A key that is misspelt must not be passed over: it may be the time at which the credentials expire.
-    unknown = [key for key in given if key not in groups[0] and key not in _OPTIONAL[scheme] and given[key] is not None]
-    if unknown:
-        names = ", ".join(repr(key) if isinstance(key, str) else type(key).__name__ for key in unknown)
-        raise WrongCredentialsError(f"the dict that it returned has {names} as well: {_expected(scheme)}")
-    credentials = {key: given.get(key) for key in (*groups[0], *_OPTIONAL[scheme]) if key != "expires_at"}
+    known = (*groups[0], *_OPTIONAL[scheme])
+    if any(value is not None for key, value in given.items() if key not in known):
+        raise WrongCredentialsError(f"the dict that it returned has other keys as well: {_expected(scheme)}")
+    credentials = {key: given.get(key) for key in known if key != "expires_at"}
     for key, value in credentials.items():
         if key == "sas_token":
             credentials[key] = _query(value)

@@ -283,7 +283,7 @@ def _hour(**zone: Any) -> datetime:
         (None, "returned NoneType instead of a dict"),
         ({}, "lacks credentials: for s3:// it must have access_key_id and secret_access_key"),
         (_without("secret_access_key"), "lacks credentials"),
-        ({**Keys(FIRST)(), "expire_at": _hour()}, "has 'expire_at' as well"),
+        ({**Keys(FIRST)(), "expire_at": _hour()}, "has other keys as well: for s3:// it must have"),
         ({**Keys(FIRST)(), "token": b"TOKENFIRST"}, "token is bytes instead of str"),
         ({**Keys(FIRST)(), "expires_at": _hour()}, "expires_at has no time zone"),
         ({**Keys(FIRST)(), "expires_at": 1.5}, "expires_at is float instead of datetime"),
