@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from waiting import kill, until
 N = 60
 URL = "s3://bucket/photos"
 THREAD = "coprep-credentials"
+DAY = "Mon, 02 Nov 2026 10:00:00 GMT"
 FIRST, SECOND, WRONG = (Credentials(f"KEYID{n}", f"SECRET{n}", f"TOKEN{n}") for n in ("FIRST", "SECOND", "WRONG"))
 SECRETS = [text for one in (FIRST, SECOND, WRONG) for text in (one.secret, one.token)] + ["SECRETTEXT"]
 SUPPORT = str(Path(__file__).parents[2] / "support")
@@ -341,6 +343,42 @@ def test_a_provider_that_hangs_is_one_error_and_the_job_can_end(
     assert "the credential_provider gives no credentials: it has not returned for 1 s" in hangs.result()
 
 
+FORKS = f"""
+    import os, sys
+    import coprep
+    sys.path.append({SUPPORT!r})
+    from stored_images import loader
+    keys = sys.argv[2:5]
+    def provider():
+        return dict(zip(("access_key_id", "secret_access_key", "token"), keys))
+    train = loader(coprep.ImageFolder(sys.argv[1], credential_provider=provider), cache="off")
+    epoch = lambda: sorted(int(i) for batch in train for i in batch[-1])
+    first = epoch()
+    child = os.fork()
+    if child == 0:
+        train.close()
+        del train
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    keys = sys.argv[5:]
+    print("forked", flush=True)
+    sys.stdin.readline()
+    print(all(epoch() == first for _ in range(3)), flush=True)
+    # The loader is not closed.
+"""
+
+
+def test_a_forked_child_leaves_the_job_its_credentials(socket_path: Path, store: ObjectServer, start: Start) -> None:
+    keys = [text for one in (FIRST, SECOND) for text in (one.key, one.secret, one.token)]
+    forks = start(FORKS, URL, *keys)
+    assert forks.line() == "forked"
+    store.demand(SECOND)
+    forks.say("go on")
+    assert forks.line() == "True"
+    code, said = forks.ended()
+    assert (code, said) == (0, "")
+
+
 def test_another_job_is_asked_if_one_does_not_answer(serve: Callable[..., Coordinator], store: ObjectServer) -> None:
     serve()
     hangs, answers = Keys(FIRST), Keys(FIRST)
@@ -453,3 +491,86 @@ def test_tokens_of_google_and_of_the_hub(
             for _ in range(3):
                 assert sorted(ids(train)) == list(range(N))
             assert any(request.headers.get("Authorization") == "Bearer hf_SECOND" for request in hub.requests)
+
+
+class _Blobs(BaseHTTPRequestHandler):
+    """A container of Azure, as far as reading it goes."""
+
+    protocol_version = "HTTP/1.1"
+    folder: Path
+    expected: Callable[[BaseHTTPRequestHandler], bool]
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        file = self.folder / path.removeprefix("/container").lstrip("/")
+        if not type(self).expected(self):
+            self.answer(403, b"")
+        elif "comp=list" in query:
+            self.answer(200, self.listing().encode())
+        else:
+            self.answer(200, file.read_bytes())
+
+    def listing(self) -> str:
+        def blob(file: Path) -> str:
+            name, size = file.relative_to(self.folder), file.stat().st_size
+            about = f"<Last-Modified>{DAY}</Last-Modified><Content-Length>{size}</Content-Length>"
+            about += f"<Content-Type>image/jpeg</Content-Type><Etag>{size}</Etag>"
+            return f"<Blob><Name>{name}</Name><Properties>{about}</Properties></Blob>"
+
+        blobs = "".join(blob(file) for file in sorted(self.folder.rglob("*.jpg")))
+        return f"<EnumerationResults><Blobs>{blobs}</Blobs></EnumerationResults>"
+
+    def answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Last-Modified", DAY)
+        self.send_header("ETag", f'"{len(body)}"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _authorization(request: BaseHTTPRequestHandler) -> str:
+    return request.headers.get("Authorization", "")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"token": "TOKEN"}, lambda request: _authorization(request) == "Bearer TOKEN"),
+        ({"sas_token": "?sv=2026&sig=a%2Bb+c%3D"}, lambda request: "sig=a%2Bb%2Bc%3D" in request.path),
+        ({"sas_token": [("sv", "2026"), ("sig", "a+b=")]}, lambda request: "sig=a%2Bb%3D" in request.path),
+        ({"access_key": "U0VDUkVU"}, lambda request: _authorization(request).startswith("SharedKey account:")),
+    ],
+    ids=("token", "text", "pairs", "key"),
+)
+def test_the_credentials_of_azure(
+    socket_path: Path,
+    few: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
+    expected: Callable[[BaseHTTPRequestHandler], bool],
+) -> None:
+    handler = type("Blobs", (_Blobs,), {"folder": few.parent, "expected": staticmethod(expected)})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "V1JPTkc=")
+        url = "az://container/photos"
+        try:
+            with pytest.raises(coprep.StorageError, match="403"):
+                len(coprep.ImageFolder(url, credential_provider=lambda: {"token": "WRONG"}))
+            expires = {"expires_at": _hour(tz=timezone.utc)}
+            # Without a cache no part of an object is asked for, which this server could not give.
+            blobs = coprep.ImageFolder(url, credential_provider=lambda: {**given, **expires})
+            with loader(blobs, cache="off") as train:
+                assert sorted(ids(train)) == list(range(N))
+        finally:
+            server.shutdown()
