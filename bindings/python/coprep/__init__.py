@@ -17,12 +17,11 @@ import importlib
 import json
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from coprep import _coprep
 from coprep._coprep import Pipeline, __version__
-from coprep._credentials import CredentialProvider, checked
 from coprep._errors import (
     CacheWarning,
     CoprepError,
@@ -64,6 +63,7 @@ __all__ = [
 ]
 
 Path = str | os.PathLike[str]
+CredentialProvider = Callable[[], Mapping[str, Any]]
 _IMPORTED_WHEN_USED = {"DataLoader": "_loader", "install": "_install", "uninstall": "_install"}
 """Names that need NumPy, with their modules. NumPy takes most of the time that it takes to import this package."""
 
@@ -304,7 +304,11 @@ def Arrays(  # noqa: N802
 
 def _provided(pipeline: Pipeline, provider: CredentialProvider | None) -> Pipeline:
     """Returns a pipeline with the code that makes the credentials of its stores, if there is any."""
-    return pipeline if provider is None else pipeline._with_provider(checked(provider))
+    if provider is None:
+        return pipeline
+    # Imported here, because most jobs do without it.
+    credentials = importlib.import_module(f"{__name__}._credentials")
+    return pipeline._with_provider(credentials.checked(provider))
 
 
 def _file_names(argument: str, given: Path | Iterable[Path]) -> list[str]:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from coprep import _coprep
 
-CredentialProvider = Callable[[], Mapping[str, Any]]
+Provider = Callable[[], Mapping[str, Any]]
 
 _NEEDED: dict[str, list[tuple[str, ...]]] = {
     "s3": [("access_key_id", "secret_access_key")],
@@ -36,7 +36,7 @@ class WrongCredentialsError(ValueError):
     """What a provider has returned cannot be used. The message has none of it."""
 
 
-def checked(provider: Any) -> CredentialProvider:
+def checked(provider: Any) -> Provider:
     """Returns a provider that can be called.
 
     Raises:
@@ -117,7 +117,7 @@ def _milliseconds(expires_at: Any) -> int | None:
 class _Server(threading.Thread):
     """The thread that calls a provider whenever the coordinator wants credentials, until the link is closed."""
 
-    def __init__(self, provider: CredentialProvider, scheme: str, link: _coprep.CredentialLink) -> None:
+    def __init__(self, provider: Provider, scheme: str, link: _coprep.CredentialLink) -> None:
         super().__init__(name="coprep-credentials", daemon=True)
         self._provider = provider
         self._scheme = scheme
@@ -152,7 +152,7 @@ class _Server(threading.Thread):
             self.join(_JOIN_TIMEOUT)
 
 
-def start(provider: CredentialProvider, scheme: str, link: _coprep.CredentialLink) -> None:
+def start(provider: Provider, scheme: str, link: _coprep.CredentialLink) -> None:
     """Starts the thread that serves a link. It ends when the link is closed."""
     _Server(provider, scheme, link).start()
 
