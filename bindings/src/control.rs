@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use coprep_client::control;
 use coprep_protocol::message::{CacheRequest, Warm, WarmProgress};
 use coprep_protocol::size;
-use coprep_protocol::store_variables::StoreVariables;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::connect::{coordinator_paths, start_or_find};
+use crate::credentials::link_of;
 use crate::errors::raise;
 use crate::options::cache_form;
 use crate::pipeline::PyPipeline;
@@ -36,8 +36,10 @@ pub(crate) fn warm(
     cache: Option<&str>,
     cache_bytes: Option<u64>,
 ) -> PyResult<String> {
+    const NAME: &str = "coprep warm";
     let request = Warm {
-        store_variables: StoreVariables::of(&pipeline.spec.source),
+        store_variables: pipeline.store_variables(py)?,
+        provider: None,
         pipeline: pipeline.spec.clone(),
         cache: CacheRequest {
             form: cache_form(cache)?,
@@ -45,16 +47,24 @@ pub(crate) fn warm(
             ..CacheRequest::default()
         },
     };
-    let connect = start_or_find(py, "coprep warm");
+    let connect = start_or_find(py, NAME);
+    let credentials = link_of(pipeline.provided.as_ref(), NAME, socket.clone());
     let mut reported = Ok(());
     let done = py.detach(|| {
-        control::warm_with(&coordinator_paths(socket), &connect, request, |progress| {
-            // After an exception in `report`, it is not called again; the exception is raised when the warm-up ends.
-            if reported.is_ok() {
-                let json = serde_json::to_string(progress).unwrap_or_default();
-                reported = Python::attach(|py| report.call1(py, (json,)).map(drop));
-            }
-        })
+        let credentials = credentials.as_ref();
+        control::warm_with(
+            &coordinator_paths(socket),
+            &connect,
+            request,
+            credentials,
+            |progress| {
+                // After an exception in `report`, it is not called again; the exception is raised when the warm-up ends.
+                if reported.is_ok() {
+                    let json = serde_json::to_string(progress).unwrap_or_default();
+                    reported = Python::attach(|py| report.call1(py, (json,)).map(drop));
+                }
+            },
+        )
     });
     reported?;
     as_json(&done.map_err(raise)?)

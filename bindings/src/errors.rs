@@ -19,6 +19,10 @@ mod python {
 /// Converts an error into a standard exception if Python has one that fits, or else into one of `coprep._errors`.
 pub(crate) fn raise(error: Error) -> PyErr {
     let text = error.to_string();
+    // The exception of the user's code is the cause, since it may be of any kind.
+    if *error.kind() == ErrorKind::Credentials {
+        return not_given(&error, text);
+    }
     // An exception that ended a wait is raised as it is.
     if let Some(raised) = error.source_as::<PyErr>() {
         return Python::attach(|py| raised.clone_ref(py));
@@ -41,6 +45,16 @@ pub(crate) fn raise(error: Error) -> PyErr {
         },
         _ => python::CoprepError::new_err(text),
     }
+}
+
+/// Returns the exception of a provider that gave no credentials.
+fn not_given(error: &Error, text: String) -> PyErr {
+    let raised = python::StorageError::new_err(text);
+    Python::attach(|py| {
+        let cause = error.source_as::<PyErr>().map(|cause| cause.clone_ref(py));
+        raised.set_cause(py, cause);
+    });
+    raised
 }
 
 /// Returns a check that lets Python's signal handlers run during waits, so that Ctrl-C ends them.

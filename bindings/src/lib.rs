@@ -7,6 +7,7 @@
 //! | `loader` | one rank of a job: epochs, batches, state |
 //! | `options` | the loader's options, read from Python's named tuples |
 //! | `preparation` | announcement of a dataset before its loader is used |
+//! | `credentials` | credentials of stores that Python code of the job makes |
 //! | `connect` | the coordinator's paths, and the program that starts it |
 //! | `device` | batches on the job's GPU |
 //! | `dlpack` | arrays on the GPU, through DLPack |
@@ -35,6 +36,7 @@
 mod array;
 mod connect;
 mod control;
+mod credentials;
 mod device;
 mod dlpack;
 mod errors;
@@ -53,6 +55,8 @@ mod _coprep {
     use crate::array::PyArray;
     #[pymodule_export]
     use crate::control::{keep_warm, parse_size, status, stop, warm};
+    #[pymodule_export]
+    use crate::credentials::PyCredentialLink;
     #[pymodule_export]
     use crate::device::{PyDeviceBatch, check_gpu, normalize_table};
     #[pymodule_export]

@@ -16,6 +16,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::array::PyArray;
 use crate::connect::{coordinator_paths, program};
+use crate::credentials::link_of;
 use crate::device::{PyDeviceBatch, device_options};
 use crate::errors::{raise, signals, warnings};
 use crate::options::{PythonOptions, RankOption, ResumeFrom, ids_of, optional};
@@ -111,13 +112,21 @@ impl PyLoader {
         let (launch, pack) = code.unzip();
         let has_others = rank.world_size > 1;
         let order = resume.as_mut().and_then(|resume| resume.order.take());
+        let credentials = link_of(
+            pipeline.provided.as_ref(),
+            &options.name,
+            options.socket.clone(),
+        );
+        // They are read with the GIL, which Python holds while it sets variables.
+        let variables = pipeline.store_variables(py)?;
         let client = Loader::new(LoaderOptions {
             paths: coordinator_paths(options.socket.take()),
+            credentials: credentials.map(Arc::new),
             name: std::mem::take(&mut options.name),
             program: program(py),
             // Infinity, or a number beyond the range, means no limit.
             timeout: Duration::try_from_secs_f64(options.timeout).unwrap_or(Duration::MAX),
-            attach: options.attach_request(spec, rank, resume, launch.map(Launch::into)),
+            attach: options.attach_request(spec, variables, rank, resume, launch.map(Launch::into)),
             device,
             code: pack
                 .map(|pack| Arc::new(move || packed(&pack)) as Arc<coprep_client::loader::Code>),

@@ -92,14 +92,16 @@ impl PythonOptions {
     pub(crate) fn attach_request(
         self,
         pipeline: PipelineSpec,
+        store_variables: StoreVariables,
         rank: RankOption,
         resume: Option<ResumeFrom>,
         code: Option<UserCode>,
     ) -> Attach {
         let ids = |bytes: &[u8]| -> RoaringBitmap { ids_of(bytes).collect() };
         Attach {
-            // They are read with the GIL, which Python holds while it sets variables.
-            store_variables: StoreVariables::of(&pipeline.source),
+            store_variables,
+            // The loader itself fills it in when it attaches.
+            provider: None,
             pipeline,
             code,
             seed: self.seed,

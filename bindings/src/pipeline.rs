@@ -1,6 +1,7 @@
 //! Sources and operators, for Python.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use coprep_client::control;
 use coprep_protocol::array_files;
@@ -15,12 +16,13 @@ use coprep_protocol::spec::{
     DEFAULT_RATIO, DEFAULT_SCALE, Dtype, FileList, IdentityPart, LogMel, Op, ParquetFiles,
     PipelineSpec, ResizeTo, Source, Tail, TarShards, TokenFiles, UserDataset,
 };
-use coprep_protocol::store_variables::StoreVariables;
+use coprep_protocol::store_variables::{StoreVariables, provided_scheme};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::connect::{coordinator_paths, start_or_find};
+use crate::credentials::{ProvidedCredentials, link_of};
 use crate::errors::raise;
 use crate::operators::{self, SizeArgument, calls, number, numbers};
 
@@ -43,6 +45,8 @@ use crate::operators::{self, SizeArgument, calls, number, numbers};
 #[derive(Clone)]
 pub(crate) struct PyPipeline {
     pub(crate) spec: PipelineSpec,
+    /// Set if code of the job makes the credentials of the source's stores.
+    pub(crate) provided: Option<ProvidedCredentials>,
 }
 
 /// Returns a path as text, because messages carry text.
@@ -126,12 +130,7 @@ pub(crate) fn files(
     }
     let paths = resolved(py, paths)?;
     let source = Source::Files(FileList { paths, labels });
-    Ok(PyPipeline {
-        spec: PipelineSpec {
-            source,
-            ops: Vec::new(),
-        },
-    })
+    Ok(PyPipeline::of(source))
 }
 
 /// Returns the images in tar shards. `shards` are paths or URLs, with or without braces.
@@ -145,12 +144,7 @@ pub(crate) fn web_dataset(
 ) -> PyResult<PyPipeline> {
     let named = py.detach(|| TarShards::named(&shards, image, label));
     let named = named.map_err(|e| PyValueError::new_err(e.to_string()))?;
-    Ok(PyPipeline {
-        spec: PipelineSpec {
-            source: Source::TarShards(named),
-            ops: Vec::new(),
-        },
-    })
+    Ok(PyPipeline::of(Source::TarShards(named)))
 }
 
 /// Returns the images in a column of parquet files. `files` are paths or URLs, with or without braces.
@@ -271,12 +265,7 @@ pub(crate) fn user_dataset(
         in_job,
         is_iterated,
     });
-    PyPipeline {
-        spec: PipelineSpec {
-            source,
-            ops: Vec::new(),
-        },
-    }
+    PyPipeline::of(source)
 }
 
 impl PyPipeline {
@@ -286,6 +275,7 @@ impl PyPipeline {
                 source,
                 ops: Vec::new(),
             },
+            provided: None,
         }
     }
 
@@ -295,7 +285,10 @@ impl PyPipeline {
         check_next(&self.spec.ops, &op).map_err(PyValueError::new_err)?;
         let mut spec = self.spec.clone();
         spec.ops.push(op);
-        Ok(PyPipeline { spec })
+        Ok(PyPipeline {
+            spec,
+            provided: self.provided.clone(),
+        })
     }
 
     /// Returns the length of a crop of audio in samples, which is given in samples or in seconds.
@@ -327,24 +320,62 @@ impl PyPipeline {
         Ok(u32::try_from(samples).unwrap_or(u32::MAX))
     }
 
+    /// Returns the variables that describe the stores of the source. If code of the job makes their credentials, these are
+    /// settings alone, and the code may have some that the environment does not set.
+    pub(crate) fn store_variables(&self, py: Python<'_>) -> PyResult<StoreVariables> {
+        let variables = StoreVariables::of(&self.spec.source);
+        let Some(ProvidedCredentials { provider, scheme }) = &self.provided else {
+            return Ok(variables);
+        };
+        let mut variables = variables.without_credentials(*scheme);
+        // Providers of obstore have settings of their store there, such as the region of a session.
+        let config = provider.bind(py).getattr_opt("config")?;
+        if let Some(config) = config.and_then(|config| config.cast_into::<PyDict>().ok()) {
+            for (name, value) in config {
+                if let (Ok(name), Ok(value)) = (name.extract::<String>(), value.str()) {
+                    variables.set_default(*scheme, &name, &value.extract::<String>()?);
+                }
+            }
+        }
+        Ok(variables)
+    }
+
     fn describe(&self, py: Python<'_>, socket: Option<PathBuf>) -> PyResult<control::Description> {
+        const NAME: &str = "coprep";
         // Length and classes depend on the source alone, so a pipeline without all operators has them too.
         let source = PipelineSpec {
             source: self.spec.source.clone(),
             ops: Vec::new(),
         };
         let request = Describe {
-            store_variables: StoreVariables::of(&source.source),
+            store_variables: self.store_variables(py)?,
+            provider: None,
             pipeline: source,
         };
-        let connect = start_or_find(py, "coprep");
-        py.detach(|| control::describe(&coordinator_paths(socket), &connect, request))
-            .map_err(raise)
+        let connect = start_or_find(py, NAME);
+        let credentials = link_of(self.provided.as_ref(), NAME, socket.clone());
+        py.detach(|| {
+            let credentials = credentials.as_ref();
+            control::describe(&coordinator_paths(socket), &connect, request, credentials)
+        })
+        .map_err(raise)
     }
 }
 
 #[pymethods]
 impl PyPipeline {
+    /// Returns the pipeline with code of the job that makes the credentials of its stores, which Python has checked.
+    fn _with_provider(&self, provider: Py<PyAny>) -> PyResult<Self> {
+        let scheme = provided_scheme(&self.spec.source).map_err(PyValueError::new_err)?;
+        Ok(PyPipeline {
+            spec: self.spec.clone(),
+            provided: Some(ProvidedCredentials {
+                provider: Arc::new(provider),
+                scheme,
+            }),
+        })
+    }
+
     /// Decodes JPEG, PNG or WebP to 8-bit RGB, as `PIL.Image.convert("RGB")` does. Must come first.
     ///
     /// Args:
@@ -681,7 +712,11 @@ impl PyPipeline {
             }
         };
         let restore = py.import("coprep._coprep")?.getattr("restore")?;
-        let arguments = (source.0, source.1, calls(py, &self.spec.ops)?);
+        let provider = self
+            .provided
+            .as_ref()
+            .map(|provided| provided.provider.bind(py));
+        let arguments = (source.0, source.1, calls(py, &self.spec.ops)?, provider);
         (restore, arguments).into_pyobject(py)
     }
 
@@ -692,14 +727,19 @@ impl PyPipeline {
 
 /// Restores a pickled pipeline by the calls that made it: a function of this module, then methods.
 #[pyfunction]
+#[pyo3(signature = (source, arguments, operators, provider=None))]
 pub(crate) fn restore<'py>(
     py: Python<'py>,
     source: &str,
     arguments: &Bound<'py, PyTuple>,
     operators: Vec<(String, Bound<'py, PyTuple>, Bound<'py, PyDict>)>,
+    provider: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let source = py.import("coprep._coprep")?.getattr(source)?;
     let mut pipeline = source.call1(arguments)?;
+    if let Some(provider) = provider {
+        pipeline = pipeline.call_method1("_with_provider", (provider,))?;
+    }
     for (name, arguments, named) in operators {
         pipeline = pipeline.getattr(name)?.call(arguments, Some(&named))?;
     }

@@ -51,6 +51,12 @@ impl From<coprep_pipeline::ErrorKind> for ErrorKind {
     }
 }
 
+impl From<coprep_storage::ErrorKind> for ErrorKind {
+    fn from(kind: coprep_storage::ErrorKind) -> Self {
+        ErrorKind::Pipeline(kind.into())
+    }
+}
+
 impl From<coprep_shared_memory::ErrorKind> for ErrorKind {
     fn from(kind: coprep_shared_memory::ErrorKind) -> Self {
         ErrorKind::of_memory(kind.is_shortage())

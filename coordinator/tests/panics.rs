@@ -107,6 +107,7 @@ impl Node {
             attach,
             device: None,
             code: None,
+            credentials: None,
             timeout: LIMIT,
             reconnect: LIMIT,
             interrupt_check: no_interrupt(),
@@ -485,6 +486,7 @@ fn a_warm_up_ends_although_a_worker_panics() {
     let node = Node::start("warm-worker", "5*off->1*panic->off");
     let warm = Warm {
         store_variables: StoreVariables::default(),
+        provider: None,
         pipeline: node.pipeline(),
         cache: CacheRequest {
             form: Some(CacheForm::Decoded),

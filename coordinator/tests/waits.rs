@@ -94,6 +94,7 @@ impl Node {
             attach,
             device: None,
             code: None,
+            credentials: None,
             timeout: LONG,
             reconnect: Duration::from_secs(5),
             interrupt_check: no_interrupt(),
@@ -209,14 +210,21 @@ fn a_warm_up_ends_and_an_idle_coordinator_too() {
     let connection = Connection::open(&node.paths(), &ConnectOptions::find("test")).unwrap();
     let warm = Warm {
         store_variables: StoreVariables::default(),
+        provider: None,
         pipeline: node.images(),
         cache: CacheRequest {
             form: Some(CacheForm::Decoded),
             ..CacheRequest::default()
         },
     };
-    let done =
-        control::warm_with(&node.paths(), &ConnectOptions::find("warm"), warm, |_| ()).unwrap();
+    let done = control::warm_with(
+        &node.paths(),
+        &ConnectOptions::find("warm"),
+        warm,
+        None,
+        |_| (),
+    )
+    .unwrap();
     assert_eq!(done.done, u64::from(IMAGES));
     std::thread::sleep(2 * idle);
     assert!(!node.server.is_finished(), "somebody is connected");

@@ -76,9 +76,10 @@ class ObjectServer:
         """Changes a byte of an object behind its back: its ETag stays."""
         self._ask("PUT", f"-/flip?{urllib.parse.urlencode({'bucket': bucket, 'key': key, 'at': at})}", b"")
 
-    def demand(self, credentials: Credentials) -> None:
-        """Refuses requests with any other credentials from now on, as expired. The metadata service gives these."""
-        self._ask("PUT", f"-/credentials?{urllib.parse.urlencode(asdict(credentials))}", b"")
+    def demand(self, *credentials: Credentials) -> None:
+        """Refuses requests with any other credentials from now on, as expired. The metadata service gives the first."""
+        fields = {name: ",".join(asdict(one)[name] for one in credentials) for name in ("key", "secret", "token")}
+        self._ask("PUT", f"-/credentials?{urllib.parse.urlencode(fields)}", b"")
 
     def environment_of_a_role(self) -> dict[str, str]:
         """Returns the environment of a process that asks the metadata service for credentials."""

@@ -194,6 +194,12 @@ impl Connection {
         timed_out(what, waited, explanation)
     }
 
+    /// Ends the connection, also for another thread that waits for a reply.
+    pub(crate) fn hang_up(&self) {
+        // This fails only if the coordinator has hung up already.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+
     /// Tells the coordinator that no more requests will come, and waits until it has closed its side as well, for
     /// `limit` at most.
     pub fn finish(&self, limit: Duration) {

@@ -10,6 +10,7 @@ use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{Field, PipelineSpec};
 
 use crate::connection::{ConnectOptions, Connection};
+use crate::credentials::OwnedLink;
 use crate::error::{Error, ErrorKind, Result, refused, violation};
 use crate::launch::ask_program;
 use crate::notice::no_notice;
@@ -136,7 +137,8 @@ pub struct Description {
     pub fields: Vec<Field>,
 }
 
-/// Returns the length and classes of a source, and the output of its operators, if there are any.
+/// Returns the length and classes of a source, and the output of its operators, if there are any. `credentials` gives those
+/// of its stores, if the environment does not name them.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Refused`] when the source cannot be read, and the errors of connecting.
@@ -144,11 +146,11 @@ pub fn describe(
     paths: &CoordinatorPaths,
     options: &ConnectOptions,
     request: Describe,
+    credentials: Option<&OwnedLink>,
 ) -> Result<Description> {
-    let request = Request::Describe(Box::new(request));
     let mut attempts = 1;
     loop {
-        match try_describe(paths, options, &request) {
+        match try_describe(paths, options, request.clone(), credentials) {
             // It was killed, or it ended because nobody needed it any more. Connecting again may start another one.
             Err(e) if e.kind().is_lost() && attempts < ATTEMPTS => attempts += 1,
             described => return described,
@@ -159,9 +161,12 @@ pub fn describe(
 fn try_describe(
     paths: &CoordinatorPaths,
     options: &ConnectOptions,
-    request: &Request,
+    mut request: Describe,
+    credentials: Option<&OwnedLink>,
 ) -> Result<Description> {
     let connection = Connection::open(paths, options)?;
+    request.provider = provider(&connection, options, credentials)?;
+    let request = &Request::Describe(Box::new(request));
     let what = "the dataset's length and classes";
     match connection.ask(request, what, WORK_TIMEOUT, &options.interrupt_check)? {
         Reply::Described {
@@ -175,6 +180,17 @@ fn try_describe(
         }),
         other => unexpected(&other),
     }
+}
+
+/// Returns the number of the credentials for requests over a connection, or `None` if none are to be given.
+fn provider(
+    connection: &Connection,
+    options: &ConnectOptions,
+    credentials: Option<&OwnedLink>,
+) -> Result<Option<u128>> {
+    let of_connection =
+        |link: &OwnedLink| link.provider(connection, WORK_TIMEOUT, &options.interrupt_check);
+    credentials.map(of_connection).transpose()
 }
 
 /// Frees the caches that no job uses, or only that of one dataset. Returns the number of freed bytes.
@@ -270,21 +286,25 @@ pub fn warm(
         paths,
         &ConnectOptions::start("coprep warm"),
         request,
+        None,
         progress,
     )
 }
 
-/// Fills a cache as [`warm`] does, over a connection with these options.
+/// Fills a cache as [`warm`] does, over a connection with these options. `credentials` gives those of the source's stores,
+/// if the environment does not name them.
 ///
 /// # Errors
 /// As [`warm`].
 pub fn warm_with(
     paths: &CoordinatorPaths,
     options: &ConnectOptions,
-    request: Warm,
+    mut request: Warm,
+    credentials: Option<&OwnedLink>,
     mut progress: impl FnMut(&WarmProgress),
 ) -> Result<WarmProgress> {
     let connection = Connection::open(paths, options)?;
+    request.provider = provider(&connection, options, credentials)?;
     connection.send(&Request::Warm(Box::new(request)))?;
     loop {
         match next_progress(&connection, &options.interrupt_check)? {
@@ -347,10 +367,11 @@ mod tests {
                 ops: Vec::new(),
             },
             store_variables: StoreVariables::default(),
+            provider: None,
         };
         std::thread::scope(|scope| {
             scope.spawn(|| serve(&listener, clients, killed));
-            let described = describe(&paths, &ConnectOptions::find("test"), request);
+            let described = describe(&paths, &ConnectOptions::find("test"), request, None);
             // If clients are missing, this ends the wait for them, and the test fails.
             drop(UnixStream::connect(&paths.socket));
             described

@@ -32,6 +32,8 @@ pub enum ErrorKind {
     Refused(RefusalKind),
     /// A sample could not be prepared. The rest of its batch still comes.
     Sample(Box<SampleError>),
+    /// The user's code that makes credentials of a store has failed. The source is its failure.
+    Credentials,
     /// A wait lasted longer than the limit. The source is an explanation that names the awaited party.
     Timeout,
     /// The object was used in a child of the process that made it.
@@ -144,6 +146,16 @@ pub(crate) fn sample_failed(error: SampleError) -> Error {
     };
     let why = error.message.clone();
     Error::new(ErrorKind::Sample(Box::new(error)), what).because(why)
+}
+
+/// Returns the error of user code that makes no credentials.
+pub fn not_given(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::new(
+        ErrorKind::Credentials,
+        "the credential_provider gives no credentials",
+    )
+    .because(why)
+    .with_remedy("call it by itself in the job's process, and see what it returns")
 }
 
 /// Returns the error of a wait that was too long. `explanation` names the awaited party.

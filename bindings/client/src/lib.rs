@@ -6,6 +6,7 @@
 //! | `launch` | starts a coordinator if there is none |
 //! | [`control`] | makes the requests of commands: status, stop, describe, drop caches, warm |
 //! | [`loader`] | attaches, takes items, makes batches of them, records the samples that were given, reconnects |
+//! | [`credentials`] | gives credentials that exist only in the job's process |
 //! | [`preparation`] | tells the coordinator early which user code will be needed |
 //! | [`batch`] | a batch and its memory: a view of a staging buffer, or a private copy |
 //! | [`device`] | batches on the job's GPU |
@@ -45,6 +46,7 @@ mod attachment;
 pub mod batch;
 pub mod connection;
 pub mod control;
+pub mod credentials;
 pub mod device;
 mod error;
 mod launch;
@@ -57,7 +59,7 @@ mod timeout;
 
 pub use batch::{Array, Batch};
 pub use connection::Connection;
-pub use error::{Error, ErrorKind, Interrupt, Result};
+pub use error::{Error, ErrorKind, Interrupt, Result, not_given};
 pub use loader::{DeviceEvent, Event, Loader};
 pub use notice::{Notice, no_notice};
 pub use preparation::Preparation;

@@ -17,7 +17,7 @@ import importlib
 import json
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from coprep import _coprep
@@ -63,6 +63,7 @@ __all__ = [
 ]
 
 Path = str | os.PathLike[str]
+CredentialProvider = Callable[[], Mapping[str, Any]]
 _IMPORTED_WHEN_USED = {"DataLoader": "_loader", "install": "_install", "uninstall": "_install"}
 """Names that need NumPy, with their modules. NumPy takes most of the time that it takes to import this package."""
 
@@ -81,7 +82,9 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_IMPORTED_WHEN_USED})
 
 
-def ImageFolder(root: Path) -> Pipeline:  # noqa: N802 - the name is torchvision's
+def ImageFolder(  # noqa: N802 - the name is torchvision's
+    root: Path, *, credential_provider: CredentialProvider | None = None
+) -> Pipeline:
     """Returns the images of a folder with one subfolder per class, as ``torchvision.datasets.ImageFolder`` reads it.
 
     Classes are numbered in lexicographic order of the subfolders' names. Sample ids follow (class, path). The
@@ -90,14 +93,20 @@ def ImageFolder(root: Path) -> Pipeline:  # noqa: N802 - the name is torchvision
     Args:
         root: the folder, or its URL in an object store: ``s3://bucket/prefix``, ``gs://``, ``az://``, ``hf://``, or
             ``http(s)://`` of a server that can be listed by WebDAV.
+        credential_provider: a function without arguments that returns the credentials of the store, where the job's
+            environment does not name them. The dict is that of the package ``obstore``, whose providers may be given:
+            ``access_key_id``, ``secret_access_key`` and ``token`` for ``s3://``; ``token`` for ``gs://`` and ``hf://``;
+            ``access_key``, ``sas_token`` or ``token`` for ``az://``; and ``expires_at``, a datetime with a time zone.
+            It is called in a thread of its own whenever new ones are needed.
 
     Raises:
-        ValueError: the URL is not accepted.
+        ValueError: the URL is not accepted, or there is a provider and no URL.
+        TypeError: the provider cannot be called, or is an async function.
     """
-    return _coprep.image_folder(root)
+    return _provided(_coprep.image_folder(root), credential_provider)
 
 
-def AudioFolder(root: Path) -> Pipeline:  # noqa: N802
+def AudioFolder(root: Path, *, credential_provider: CredentialProvider | None = None) -> Pipeline:  # noqa: N802
     """Returns the audio files of a folder with one subfolder per class: those that end in .wav or .flac, in any case.
 
     Classes and ids are numbered as by :func:`ImageFolder`. Batches are ``(audio, labels)``: float32 of shape (batch,
@@ -105,21 +114,28 @@ def AudioFolder(root: Path) -> Pipeline:  # noqa: N802
 
     Args:
         root: the folder, or its URL in an object store, as for :func:`ImageFolder`.
+        credential_provider: makes the credentials of the store, as for :func:`ImageFolder`.
 
     Raises:
         ValueError: the URL is not accepted.
 
     >>> coprep.AudioFolder("data/train").decode_audio().resample(16000).random_crop(2.0).log_mel(n_mels=80)
     """
-    return _coprep.audio_folder(root)
+    return _provided(_coprep.audio_folder(root), credential_provider)
 
 
-def Files(paths: Iterable[Path], labels: Iterable[int] | None = None) -> Pipeline:  # noqa: N802
+def Files(  # noqa: N802
+    paths: Iterable[Path],
+    labels: Iterable[int] | None = None,
+    *,
+    credential_provider: CredentialProvider | None = None,
+) -> Pipeline:
     """Returns files by path: images, audio, or ``.npy`` arrays. A sample's id is its position in the list.
 
     Args:
         paths: the files, or their URLs: ``s3://``, ``gs://``, ``az://``, ``hf://``, ``http(s)://``.
         labels: one integer for each path; 0 for all if left out.
+        credential_provider: makes the credentials of the store, as for :func:`ImageFolder`.
 
     Raises:
         ValueError, TypeError: a path or a label is not one, or their numbers differ.
@@ -127,11 +143,16 @@ def Files(paths: Iterable[Path], labels: Iterable[int] | None = None) -> Pipelin
     if isinstance(paths, (str, bytes, os.PathLike)):
         # The characters of a text would be taken for paths.
         raise TypeError(f"paths must be a list of paths, not {paths!r}: write [{paths!r}], or coprep.ImageFolder(...)")
-    return _coprep.files([os.fspath(p) for p in paths], None if labels is None else [_label(x) for x in labels])
+    listed = _coprep.files([os.fspath(p) for p in paths], None if labels is None else [_label(x) for x in labels])
+    return _provided(listed, credential_provider)
 
 
 def WebDataset(  # noqa: N802 - the name is that of the package webdataset
-    urls: Path | Iterable[Path], image: str = "jpg;jpeg;png;webp", label: str | None = "cls"
+    urls: Path | Iterable[Path],
+    image: str = "jpg;jpeg;png;webp",
+    label: str | None = "cls",
+    *,
+    credential_provider: CredentialProvider | None = None,
 ) -> Pipeline:
     """Returns the images in tar shards, read one by one and in any order, as those of a folder are.
 
@@ -147,6 +168,7 @@ def WebDataset(  # noqa: N802 - the name is that of the package webdataset
             its image. ``"flac;wav"`` names audio, for ``decode_audio``, and ``"npy"`` arrays, for ``decode_npy``.
         label: ending of the file that holds the label, an integer in text; ``"json:field"`` for an integer field of the
             sample's .json file; ``None`` for no labels, which gives 0 for all.
+        credential_provider: makes the credentials of the store, as for :func:`ImageFolder`.
 
     Raises:
         ValueError: a name, ``image`` or ``label`` is not accepted, or a name is that of a compressed file. When a
@@ -155,11 +177,15 @@ def WebDataset(  # noqa: N802 - the name is that of the package webdataset
 
     >>> coprep.WebDataset("s3://bucket/train-{000..099}.tar").decode().random_resized_crop(224)
     """
-    return _coprep.web_dataset(_file_names("urls", urls), image, label)
+    return _provided(_coprep.web_dataset(_file_names("urls", urls), image, label), credential_provider)
 
 
 def Parquet(  # noqa: N802
-    urls: Path | Iterable[Path], image: str = "image", label: str | None = "label"
+    urls: Path | Iterable[Path],
+    image: str = "image",
+    label: str | None = "label",
+    *,
+    credential_provider: CredentialProvider | None = None,
 ) -> Pipeline:
     """Returns the images in a column of parquet files, such as those of Hugging Face's Hub.
 
@@ -178,6 +204,7 @@ def Parquet(  # noqa: N802
             writes them. Other fields follow a dot: ``"sample.image.bytes"``. A column of audio files is for
             ``decode_audio``, one of arrays for ``decode_npy``.
         label: column of integers; ``None`` for no labels, which gives 0 for all.
+        credential_provider: makes the credentials of the store, as for :func:`ImageFolder`.
 
     Raises:
         ValueError: a name or a column is not accepted. When a loader opens the files: one of them is cut off,
@@ -187,7 +214,7 @@ def Parquet(  # noqa: N802
 
     >>> coprep.Parquet("s3://bucket/train-{00000..00099}-of-00100.parquet").decode().random_resized_crop(224)
     """
-    return _coprep.parquet(_file_names("urls", urls), image, label)
+    return _provided(_coprep.parquet(_file_names("urls", urls), image, label), credential_provider)
 
 
 def Tokens(  # noqa: N802
@@ -199,6 +226,7 @@ def Tokens(  # noqa: N802
     out: Any = None,
     offset: int = 0,
     tail: str = "drop",
+    credential_provider: CredentialProvider | None = None,
 ) -> Pipeline:
     """Returns windows of files of integers, such as the tokens of a text. Nothing is decoded.
 
@@ -222,6 +250,7 @@ def Tokens(  # noqa: N802
         offset: bytes of a header at the beginning of each file, which are left out.
         tail: what to do with the tokens at the end of a file that do not fill another window. ``"drop"`` leaves them
             out; ``"overlap"`` adds a window that ends with the file.
+        credential_provider: makes the credentials of the store, as for :func:`ImageFolder`.
 
     Raises:
         ValueError: a name or a number is not accepted, ``out`` does not hold every value of ``dtype``, or a type is
@@ -240,10 +269,15 @@ def Tokens(  # noqa: N802
         "offset": _count("offset", offset),
         "tail": tail,
     }
-    return _coprep.tokens(_file_names("files", files), options)
+    return _provided(_coprep.tokens(_file_names("files", files), options), credential_provider)
 
 
-def Arrays(files: Path | Iterable[Path], labels: Iterable[int] | None = None) -> Pipeline:  # noqa: N802
+def Arrays(  # noqa: N802
+    files: Path | Iterable[Path],
+    labels: Iterable[int] | None = None,
+    *,
+    credential_provider: CredentialProvider | None = None,
+) -> Pipeline:
     """Returns the rows of ``.npy`` files: element ``[i]`` of an array is a sample. Nothing is decoded.
 
     The header of each file is read once. All files have one element type, and rows of one shape. Sample ids follow
@@ -254,6 +288,7 @@ def Arrays(files: Path | Iterable[Path], labels: Iterable[int] | None = None) ->
         files: a path or URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``http(s)://``), or several. Braces are
             expanded.
         labels: one integer for each row of all files.
+        credential_provider: makes the credentials of the store, as for :func:`ImageFolder`.
 
     Raises:
         ValueError: a name is not accepted. When a loader opens the files: one of them is missing, is no ``.npy`` file,
@@ -263,7 +298,17 @@ def Arrays(files: Path | Iterable[Path], labels: Iterable[int] | None = None) ->
 
     >>> coprep.Arrays("s3://bucket/features.npy", labels)
     """
-    return _coprep.arrays(_file_names("files", files), None if labels is None else [_label(x) for x in labels])
+    rows = _coprep.arrays(_file_names("files", files), None if labels is None else [_label(x) for x in labels])
+    return _provided(rows, credential_provider)
+
+
+def _provided(pipeline: Pipeline, provider: CredentialProvider | None) -> Pipeline:
+    """Returns a pipeline with the code that makes the credentials of its stores, if there is any."""
+    if provider is None:
+        return pipeline
+    # Imported here, because most jobs do without it.
+    credentials = importlib.import_module(f"{__name__}._credentials")
+    return pipeline._with_provider(credentials.checked(provider))
 
 
 def _file_names(argument: str, given: Path | Iterable[Path]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import enum
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict, overload
 
 from coprep._options import JobOptions, ResumeFrom
@@ -123,6 +123,9 @@ class Pipeline:
             f_max: highest frequency in Hz; by default half of the sampling rate.
             floor: smallest value that a logarithm is taken of.
         """
+
+    def _with_provider(self, provider: Callable[[], Mapping[str, Any]]) -> Pipeline:
+        """Returns the pipeline with code of the job that makes the credentials of its stores."""
 
     @property
     def _is_of_images(self) -> bool:
@@ -293,6 +296,30 @@ class Preparation:
 
     def __init__(self, launch: Launch, *, dataset: str, name: str, socket: str | os.PathLike[str] | None) -> None: ...
 
+class CredentialLink:
+    """The link over which a thread of the job gives credentials to the coordinator."""
+
+    def wait(self) -> bool:
+        """Waits until credentials are wanted. Returns ``False`` once nobody will want any."""
+
+    def give(
+        self,
+        *,
+        expires_ms: int | None,
+        access_key_id: str | None = None,
+        secret_access_key: str | None = None,
+        token: str | None = None,
+        access_key: str | None = None,
+        sas_token: list[tuple[str, str]] | None = None,
+    ) -> None:
+        """Gives credentials to the coordinator. The arguments are those of one kind of store."""
+
+    def fail(self, exception: BaseException, kind: str) -> None:
+        """Reports that the user's code has failed. ``kind`` says it to the coordinator."""
+
+    def close(self) -> None:
+        """Ends the link: nobody will want credentials."""
+
 class SampleTask:
     """A sample to make."""
 
@@ -377,7 +404,10 @@ class TokenOptions(TypedDict):
 def tokens(files: list[str], options: TokenOptions) -> Pipeline: ...
 def arrays(files: list[str], labels: list[int] | None = None) -> Pipeline: ...
 def restore(
-    source: str, arguments: tuple[Any, ...], operators: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
+    source: str,
+    arguments: tuple[Any, ...],
+    operators: list[tuple[str, tuple[Any, ...], dict[str, Any]]],
+    provider: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Pipeline: ...
 def user_dataset(
     name: str,

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use rkyv::{Archive, Deserialize, Serialize};
+
 /// A URL that is not accepted, with the reason and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidUrl(String);
@@ -18,7 +20,7 @@ impl fmt::Display for InvalidUrl {
 impl std::error::Error for InvalidUrl {}
 
 /// The protocol by which a store is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UrlScheme {
     /// Amazon S3, and every store with its interface.
     S3,

@@ -15,6 +15,7 @@
 //! * [`dataset_path`]: one spelling for each path of a dataset.
 //! * [`dataset_url`]: URLs of datasets in object stores.
 //! * [`store_variables`]: the variables of a job's environment that describe them.
+//! * [`given_credentials`]: credentials of stores that a running job gives.
 //! * [`shard_list`], [`parquet_files`], [`array_files`], [`braces`]: tar shards, parquet files, and files of tokens and
 //!   arrays, as a person names them.
 //! * [`paths`]: where the socket lies, and who may own it.
@@ -35,6 +36,8 @@ pub mod dataset_path;
 pub mod dataset_url;
 mod file_list;
 pub mod frame;
+#[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
+pub mod given_credentials;
 pub mod gpu_batch;
 pub mod id_set;
 pub mod item;
@@ -57,4 +60,4 @@ pub mod store_variables;
 pub mod uploader;
 
 /// Version of the messages. A client and its coordinator must have the same.
-pub const PROTOCOL_VERSION: u16 = 13;
+pub const PROTOCOL_VERSION: u16 = 14;

@@ -4,6 +4,8 @@ mod status;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use crate::dataset_url::UrlScheme;
+use crate::given_credentials::TimedCredentials;
 pub use crate::message::status::{
     CacheStatus, CostStatus, DiskCacheStatus, DiskStatus, FormStatus, GpuStatus, JobStatus,
     OutageStatus, PoolStatus, RingStatus, SampleCost, Stalls, Status, StoreStatus, StreamStatus,
@@ -34,6 +36,15 @@ pub enum Request {
         code: Box<UserCode>,
         /// Name of the dataset, as in its [`UserDataset`](crate::spec::UserDataset).
         dataset: String,
+    },
+    /// Give credentials of stores that exist only in the client's process. The first ones on a connection are answered by
+    /// [`Reply::CredentialsTaken`]; later ones replace them, and have no answer. They serve the requests that name this
+    /// connection ([`Attach::provider`]) until it ends.
+    GiveCredentials(Box<GiveCredentials>),
+    /// Say that the client cannot give credentials now, if it has given some before. There is no answer.
+    NoCredentials {
+        /// Reason, for people. It holds no text of the user's code, which may hold secrets.
+        why: String,
     },
     /// Announce the GPU that this consumer's batches go to. There is no answer. If the consumer shares uploads and another
     /// one on the GPU does too, [`Reply::Ring`] or [`Reply::NoRing`] comes later.
@@ -167,6 +178,9 @@ pub struct Attach {
     pub pipeline: PipelineSpec,
     /// The job's variables that describe the stores of the source. Jobs share a stream only if theirs are the same.
     pub store_variables: StoreVariables,
+    /// Number from [`Reply::CredentialsTaken`], if the job gives the credentials of the source's stores itself. Jobs
+    /// share a stream only if all of them do, or none does.
+    pub provider: Option<u128>,
     /// Way to run the job's own code, if that prepares the samples.
     pub code: Option<UserCode>,
     /// Explicit seed, or `None` for the stream's.
@@ -341,6 +355,15 @@ pub struct CohortRequest {
     pub size: u32,
 }
 
+/// Credentials of the stores of one kind. See [`Request::GiveCredentials`].
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct GiveCredentials {
+    /// Scheme of the stores' URLs.
+    pub scheme: UrlScheme,
+    /// The credentials.
+    pub given: TimedCredentials,
+}
+
 /// Parameters of a description. See [`Request::Describe`].
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Describe {
@@ -348,6 +371,8 @@ pub struct Describe {
     pub pipeline: PipelineSpec,
     /// The client's variables that describe the stores of the source.
     pub store_variables: StoreVariables,
+    /// As [`Attach::provider`].
+    pub provider: Option<u128>,
 }
 
 /// Parameters of a warm-up. See [`Request::Warm`].
@@ -357,6 +382,8 @@ pub struct Warm {
     pub pipeline: PipelineSpec,
     /// The client's variables that describe the stores of the source.
     pub store_variables: StoreVariables,
+    /// As [`Attach::provider`].
+    pub provider: Option<u128>,
     /// Form and size of the cache.
     pub cache: CacheRequest,
 }
@@ -375,6 +402,14 @@ pub enum Reply {
     Attached(Box<Attached>),
     /// Answer to [`Request::Attach`]: no process runs this code yet, so the client must send it.
     WantCode,
+    /// Answer to the first [`Request::GiveCredentials`] of a connection.
+    CredentialsTaken {
+        /// Number by which requests on other connections name these credentials.
+        provider: u128,
+    },
+    /// Asks for new credentials, because a store has refused the last ones, or they have expired. It comes unasked, after
+    /// [`Reply::CredentialsTaken`]. Answered by [`Request::GiveCredentials`] or [`Request::NoCredentials`].
+    WantCredentials,
     /// Names the party that must act before this client can go on, or `None` if nobody must. It answers
     /// [`Request::WhoIsAwaited`]. It also comes unasked, perhaps several times, before [`Reply::Attached`],
     /// [`Reply::Described`] or [`Reply::Warmed`], if one of these takes long.

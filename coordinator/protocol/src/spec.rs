@@ -36,6 +36,24 @@ pub enum Source {
     Parquet(ParquetFiles),
 }
 
+impl Source {
+    /// Returns the folder, or the files, that the samples lie in, as paths or URLs. Empty for a dataset of the job's own code.
+    #[must_use]
+    pub fn locations(&self) -> &[String] {
+        match self {
+            Source::ImageFolder { root } | Source::AudioFolder { root } => {
+                std::slice::from_ref(root)
+            }
+            Source::Files(list) => &list.paths,
+            Source::TarShards(list) => &list.shards,
+            Source::Parquet(list) => &list.files,
+            Source::Tokens(list) => &list.files,
+            Source::Arrays(list) => &list.files,
+            Source::UserCode(_) => &[],
+        }
+    }
+}
+
 /// Files of integers without structure, such as the tokens of a text. A sample is a window of them: `window` tokens that
 /// begin at token 0, `stride`, 2 `stride` and so on of a file. No window spans two files. Ids follow (file, position).
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]

@@ -9,7 +9,7 @@ use std::fmt;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::dataset_url::UrlScheme;
-use crate::spec::{Source, TarShards};
+use crate::spec::Source;
 
 /// Variables of a store, as a rule for their names.
 struct VariableNames {
@@ -56,6 +56,63 @@ const VARIABLES: [VariableNames; 4] = [
     },
 ];
 
+/// The settings of each kind of store that are no credentials, as names of variables without their `prefix`. They remain
+/// where a job gives the credentials itself. All others must not keep such jobs apart: each job may have keys of its own in
+/// its environment, too.
+struct SettingNames {
+    scheme: UrlScheme,
+    prefix: &'static str,
+    names: &'static [&'static str],
+}
+
+const SETTINGS: [SettingNames; 4] = [
+    SettingNames {
+        scheme: UrlScheme::S3,
+        prefix: "AWS_",
+        names: &[
+            "REGION",
+            "DEFAULT_REGION",
+            "ENDPOINT_URL_S3",
+            "ENDPOINT_URL",
+            "ENDPOINT",
+            "VIRTUAL_HOSTED_STYLE_REQUEST",
+            "S3_EXPRESS",
+            "REQUEST_PAYER",
+            "UNSIGNED_PAYLOAD",
+            // Objects that the user has encrypted are read with these.
+            "SERVER_SIDE_ENCRYPTION",
+            "SSE_KMS_KEY_ID",
+            "SSE_BUCKET_KEY_ENABLED",
+            "SSE_CUSTOMER_KEY_BASE64",
+        ],
+    },
+    SettingNames {
+        scheme: UrlScheme::Gs,
+        prefix: "GOOGLE_",
+        names: &["BASE_URL"],
+    },
+    SettingNames {
+        scheme: UrlScheme::Az,
+        prefix: "AZURE_",
+        names: &[
+            "STORAGE_ACCOUNT_NAME",
+            "STORAGE_ENDPOINT",
+            "ENDPOINT",
+            "STORAGE_USE_EMULATOR",
+            "STORAGE_ENCRYPTION_KEY",
+            "USE_FABRIC_ENDPOINT",
+        ],
+    },
+    SettingNames {
+        scheme: UrlScheme::Hf,
+        prefix: "HF_",
+        names: &["ENDPOINT"],
+    },
+];
+
+/// The address of Azure's emulator, which is a setting with a prefix of its own.
+const EMULATOR_ADDRESS: &str = "AZURITE_BLOB_STORAGE_URL";
+
 /// Variables whose values are paths. The coordinator may have another working directory than the job.
 const PATHS: [&str; 11] = [
     "AWS_CONFIG_FILE",
@@ -100,6 +157,31 @@ impl StoreVariables {
                 (name, value)
             })
             .collect()
+    }
+
+    /// Leaves out all but the settings of stores of this kind, such as regions and addresses, because a job gives the
+    /// credentials itself.
+    #[must_use]
+    pub fn without_credentials(self, scheme: UrlScheme) -> Self {
+        let remains = |(name, _): &(String, String)| is_setting(scheme, name);
+        StoreVariables(self.0.into_iter().filter(remains).collect())
+    }
+
+    /// Sets a setting of a store, by the name that configurations of `object_store` have for it, such as `region`, unless
+    /// a variable sets it. Anything but a setting changes nothing.
+    pub fn set_default(&mut self, scheme: UrlScheme, name: &str, value: &str) {
+        let name = name.to_ascii_uppercase();
+        let of_scheme = SETTINGS.iter().find(|settings| settings.scheme == scheme);
+        let prefix = of_scheme.map_or("", |settings| settings.prefix);
+        // Such a configuration may leave prefixes out, of which Azure has two.
+        let names = ["", prefix, "AZURE_STORAGE_"].map(|prefix| format!("{prefix}{name}"));
+        let Some(name) = names.iter().find(|name| is_setting(scheme, name)) else {
+            return;
+        };
+        let is_region = name == "AWS_REGION" && self.get("AWS_DEFAULT_REGION").is_some();
+        if self.get(name).is_none() && !is_region {
+            self.set(name, value);
+        }
     }
 
     /// Returns the value of a variable, or `None` if it is not set.
@@ -161,6 +243,45 @@ pub fn is_read_for(scheme: UrlScheme, name: &str) -> bool {
     of_scheme.is_some_and(|variables| variables.has(name))
 }
 
+/// Returns `true` if a variable is a setting of stores of this kind that is no credential.
+fn is_setting(scheme: UrlScheme, name: &str) -> bool {
+    let is_emulator = scheme == UrlScheme::Az && name == EMULATOR_ADDRESS;
+    let has = |settings: &SettingNames| {
+        let rest = name.strip_prefix(settings.prefix);
+        settings.scheme == scheme && rest.is_some_and(|rest| settings.names.contains(&rest))
+    };
+    is_emulator || SETTINGS.iter().any(has)
+}
+
+/// Returns the kind of stores that the credentials of a job's own provider are for.
+///
+/// # Errors
+/// If the source does not lie in stores of one kind that take credentials.
+pub fn provided_scheme(source: &Source) -> Result<UrlScheme, String> {
+    if let Source::TarShards(shards) = source
+        && let Some(list) = shards.list()
+    {
+        return Err(format!(
+            "credential_provider: {list} names shards that may lie in any store: name the shards themselves"
+        ));
+    }
+    let mut found = schemes(source);
+    found.retain(|scheme| !scheme.is_http());
+    match found[..] {
+        [scheme] => Ok(scheme),
+        [] => Err(
+            "credential_provider is for URLs that begin with s3://, gs://, az:// or hf://, and there is none: leave it out"
+                .into(),
+        ),
+        [one, other, ..] => Err(format!(
+            "credential_provider gives credentials for one kind of store, and there are URLs of {}:// and {}://: make two \
+             datasets, or set the variables of one of the stores",
+            one.as_str(),
+            other.as_str()
+        )),
+    }
+}
+
 /// Returns the value of a variable, as an absolute path if it is a path.
 fn whole_path(name: &str, value: String) -> String {
     if !PATHS.contains(&name) || value.is_empty() {
@@ -174,21 +295,15 @@ fn whole_path(name: &str, value: String) -> String {
 
 /// Returns the kinds of stores that a source may lie in.
 fn schemes(source: &Source) -> Vec<UrlScheme> {
-    let texts: &[String] = match source {
-        Source::ImageFolder { root } | Source::AudioFolder { root } => std::slice::from_ref(root),
-        Source::Files(list) => &list.paths,
+    if let Source::TarShards(shards) = source
+        && shards.list().is_some()
+    {
         // The list has not been read yet, and may name shards in any store.
-        Source::TarShards(shards) if shards.list().is_some() => {
-            return VARIABLES.iter().map(|variables| variables.scheme).collect();
-        }
-        Source::TarShards(TarShards { shards, .. }) => shards,
-        Source::Parquet(list) => &list.files,
-        Source::Tokens(list) => &list.files,
-        Source::Arrays(list) => &list.files,
-        Source::UserCode(_) => &[],
-    };
+        return VARIABLES.iter().map(|variables| variables.scheme).collect();
+    }
     let mut found = Vec::new();
-    for scheme in texts.iter().filter_map(|text| UrlScheme::of(text)) {
+    let texts = source.locations().iter();
+    for scheme in texts.filter_map(|text| UrlScheme::of(text)) {
         if !found.contains(&scheme) {
             found.push(scheme);
         }
@@ -199,7 +314,7 @@ fn schemes(source: &Source) -> Vec<UrlScheme> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::FileList;
+    use crate::spec::{FileList, TarShards};
 
     const ENVIRONMENT: [(&str, &str); 8] = [
         ("PATH", "/bin"),
@@ -264,6 +379,67 @@ mod tests {
         let variables = StoreVariables::among(environment.into_iter(), &[UrlScheme::S3]);
         let here = std::env::current_dir().unwrap().join("config");
         assert_eq!(variables.get("AWS_CONFIG_FILE"), here.to_str());
+    }
+
+    #[test]
+    fn the_settings_remain_where_a_job_gives_the_credentials() {
+        let environment = [
+            ("AWS_REGION", "here"),
+            ("AWS_ENDPOINT_URL", "http://host"),
+            ("AWS_SESSION_TOKEN", "SECRET"),
+            ("AWS_PROFILE", "mine"),
+            ("AWS_SKIP_SIGNATURE", "true"),
+            ("HOME", "/home/me"),
+        ];
+        let owned = environment.map(|(name, value)| (name.into(), value.into()));
+        let variables = StoreVariables::among(owned.into_iter(), &[UrlScheme::S3]);
+        let mut settings = variables.without_credentials(UrlScheme::S3);
+        settings.set_default(UrlScheme::S3, "region", "there");
+        settings.set_default(UrlScheme::S3, "aws_request_payer", "true");
+        settings.set_default(UrlScheme::S3, "secret_access_key", "SECRET");
+        let all: Vec<_> = settings.iter().collect();
+        let mut azure = StoreVariables::default();
+        azure.set_default(UrlScheme::Az, "account_name", "mine");
+        assert_eq!(azure.get("AZURE_STORAGE_ACCOUNT_NAME"), Some("mine"));
+        let expected = [
+            ("AWS_ENDPOINT_URL", "http://host"),
+            ("AWS_REGION", "here"),
+            ("AWS_REQUEST_PAYER", "true"),
+        ];
+        assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn a_provider_is_for_one_kind_of_store() {
+        let of = |paths: &[&str]| {
+            provided_scheme(&Source::Files(FileList {
+                paths: paths.iter().map(|path| (*path).into()).collect(),
+                labels: Vec::new(),
+            }))
+        };
+        assert_eq!(
+            of(&["/a.jpg", "s3://b/a.jpg", "https://c/a.jpg"]),
+            Ok(UrlScheme::S3)
+        );
+        assert!(
+            of(&["/a.jpg", "http://c/a.jpg"])
+                .unwrap_err()
+                .contains("leave it out")
+        );
+        assert!(
+            of(&["gs://b/a", "az://b/a"])
+                .unwrap_err()
+                .contains("gs:// and az://")
+        );
+        let list = Source::TarShards(TarShards {
+            shards: vec!["s3://b/index.json".into()],
+            ..TarShards::default()
+        });
+        assert!(
+            provided_scheme(&list)
+                .unwrap_err()
+                .contains("name the shards")
+        );
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! The stores of each job: those that the variables of its environment describe.
 //!
+//! Jobs that give credentials themselves have the same stores if their other variables are the same. Each of them is tried
+//! on the dataset before it may use these stores: see [`credentials`](super::credentials).
+//!
 //! Jobs with the same variables have the same stores, and may share a stream. Variables are compared themselves, because
 //! they hold secrets, of which nobody keeps a hash. So each set of them has a number, which stands for it in identities and
 //! means nothing outside of this process.
@@ -8,9 +11,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use coprep_protocol::dataset_url::UrlScheme;
 use coprep_protocol::store_variables::StoreVariables;
 use coprep_shared_memory::lock::lock;
-use coprep_storage::{EarlyReads, OutageReport, StoreTraffic, Stores};
+use coprep_storage::{CredentialPool, EarlyReads, JobProvider, OutageReport, StoreTraffic, Stores};
 
 /// Number of the stores of jobs without variables: they read local files and web servers.
 const NO_VARIABLES: u64 = 0;
@@ -19,11 +23,18 @@ const NO_VARIABLES: u64 = 0;
 pub(crate) struct JobStores {
     number: u64,
     variables: StoreVariables,
+    /// The jobs that give the credentials, if jobs do.
+    pub(crate) pool: Option<Arc<CredentialPool>>,
     /// Datasets hold them too, so that the number stays for as long as something is read from them.
     pub(crate) stores: Arc<Stores>,
 }
 
 impl JobStores {
+    /// Returns the kind of stores whose credentials jobs give, or `None` if the variables name them.
+    fn provided(&self) -> Option<UrlScheme> {
+        self.pool.as_ref().map(|pool| pool.scheme())
+    }
+
     /// Returns the number that stands for the variables in identities; see the module.
     pub(crate) fn number(&self) -> u64 {
         self.number
@@ -46,6 +57,14 @@ struct StoresState {
     closed: Vec<StoreTraffic>,
 }
 
+impl StoresState {
+    /// Keeps the counts of stores that are closed.
+    fn add_closed(&mut self, stores: &Stores) {
+        self.closed.extend(stores.traffic());
+        self.closed = merged(std::mem::take(&mut self.closed));
+    }
+}
+
 impl AllStores {
     /// Returns an empty table. `stores` have the threads and the memory that all of them share.
     pub(crate) fn new(stores: &Stores) -> Self {
@@ -53,6 +72,7 @@ impl AllStores {
         AllStores {
             without_variables: Arc::new(JobStores {
                 number: NO_VARIABLES,
+                pool: None,
                 stores: Arc::new(stores.of_job(&variables)),
                 variables,
             }),
@@ -60,14 +80,20 @@ impl AllStores {
         }
     }
 
-    /// Returns the stores of a job with these variables. As long as somebody holds them, jobs with the same ones get them
-    /// too. New ones replace those that nobody holds any more.
-    pub(crate) fn of(&self, variables: &StoreVariables) -> Arc<JobStores> {
-        if variables.is_empty() {
+    /// Returns the stores of a job with these variables. `provided` is the kind of stores whose credentials it gives itself,
+    /// if it does. As long as somebody holds them, jobs with the same ones get them too. New ones replace those that nobody
+    /// holds any more.
+    pub(crate) fn of(
+        &self,
+        variables: &StoreVariables,
+        provided: Option<UrlScheme>,
+    ) -> Arc<JobStores> {
+        if variables.is_empty() && provided.is_none() {
             return self.without_variables.clone();
         }
         let mut state = lock(&self.state);
-        if let Some(known) = state.used.iter().find(|s| s.variables == *variables) {
+        let is_same = |s: &&Arc<JobStores>| s.variables == *variables && s.provided() == provided;
+        if let Some(known) = state.used.iter().find(is_same) {
             return known.clone();
         }
         // Only this table gives them out, so nobody can take those that it alone holds.
@@ -76,20 +102,39 @@ impl AllStores {
         };
         let unused: Vec<_> = state.used.extract_if(.., is_unused).collect();
         for stores in &unused {
-            state.closed.extend(stores.stores.traffic());
+            state.add_closed(&stores.stores);
         }
-        state.closed = merged(std::mem::take(&mut state.closed));
         state.sets += 1;
+        let pool = provided.map(CredentialPool::new);
+        let all = &self.without_variables.stores;
         let new = Arc::new(JobStores {
             number: NO_VARIABLES + state.sets,
             variables: variables.clone(),
-            stores: Arc::new(self.without_variables.stores.of_job(variables)),
+            stores: Arc::new(match &pool {
+                Some(pool) => all.of_providers(variables, pool),
+                None => all.of_job(variables),
+            }),
+            pool,
         });
         state.used.push(new.clone());
         // Their connections are closed, which may take a while.
         drop(state);
         drop(unused);
         new
+    }
+
+    /// Calls `use_them` with stores that have the credentials of one job alone, which are closed afterwards.
+    pub(crate) fn with_own<T>(
+        &self,
+        variables: &StoreVariables,
+        provider: &Arc<JobProvider>,
+        use_them: impl FnOnce(&Stores) -> T,
+    ) -> T {
+        let pool = CredentialPool::of(provider);
+        let own = self.without_variables.stores.of_providers(variables, &pool);
+        let result = use_them(&own);
+        lock(&self.state).add_closed(&own);
+        result
     }
 
     fn all(&self) -> Vec<Arc<JobStores>> {
@@ -163,28 +208,38 @@ mod tests {
     #[test]
     fn the_same_variables_have_the_same_stores_as_long_as_somebody_holds_them() {
         let all = AllStores::new(&Stores::default());
-        let (a, b) = (all.of(&variables("a")), all.of(&variables("b")));
-        assert_eq!(a.number(), all.of(&variables("a")).number());
+        let (a, b) = (all.of(&variables("a"), None), all.of(&variables("b"), None));
+        assert_eq!(a.number(), all.of(&variables("a"), None).number());
         assert_ne!(a.number(), b.number());
         let (number, held) = (a.number(), a.stores.clone());
         drop(a);
-        all.of(&variables("c"));
-        assert_eq!(all.of(&variables("a")).number(), number);
+        all.of(&variables("c"), None);
+        assert_eq!(all.of(&variables("a"), None).number(), number);
         drop(held);
-        all.of(&variables("d"));
-        assert_ne!(all.of(&variables("a")).number(), number);
-        assert_eq!(all.of(&variables("b")).number(), b.number());
+        all.of(&variables("d"), None);
+        assert_ne!(all.of(&variables("a"), None).number(), number);
+        assert_eq!(all.of(&variables("b"), None).number(), b.number());
+    }
+
+    #[test]
+    fn jobs_that_give_credentials_have_stores_of_their_own() {
+        let all = AllStores::new(&Stores::default());
+        let none = StoreVariables::default();
+        let given = all.of(&none, Some(UrlScheme::S3));
+        assert_ne!(given.number(), all.of(&none, None).number());
+        assert_ne!(given.number(), all.of(&none, Some(UrlScheme::Gs)).number());
+        assert_eq!(given.number(), all.of(&none, Some(UrlScheme::S3)).number());
     }
 
     #[test]
     fn jobs_without_variables_have_the_same_stores_for_ever() {
         let all = AllStores::new(&Stores::default());
         let none = StoreVariables::default();
-        let number = all.of(&none).number();
+        let number = all.of(&none, None).number();
         for key in ["a", "b", "c"] {
-            all.of(&variables(key));
+            all.of(&variables(key), None);
         }
-        assert_eq!(all.of(&none).number(), number);
+        assert_eq!(all.of(&none, None).number(), number);
     }
 
     #[test]

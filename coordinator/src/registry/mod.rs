@@ -8,6 +8,7 @@
 //! engine is locked outside of it. A stream is closed, and admits jobs, under its engine's lock. So a job is either in
 //! a stream when that might be closed, or finds it closed and looks again.
 
+mod credentials;
 mod dataset_caches;
 mod datasets;
 mod departures;
@@ -44,6 +45,8 @@ use crate::observe::costs::AllCosts;
 use crate::produce::native::{BlockReads, Recipe};
 use crate::produce::producer::Producer;
 use crate::produce::threads::ThreadPool;
+pub(crate) use crate::registry::credentials::GivenByClient;
+use crate::registry::credentials::Providers;
 use crate::registry::datasets::ListingKey;
 use crate::registry::departures::Departures;
 use crate::registry::flights::{Flight, FlightOutcome, FlightParty, Flights, Waiter};
@@ -75,6 +78,8 @@ pub(crate) struct Registry {
     pub(crate) throttle: Arc<ReadThrottle>,
     /// The remote stores that datasets are read from, for each job's variables.
     pub(crate) stores: AllStores,
+    /// The jobs that give the credentials of their stores.
+    providers: Providers,
     /// The local disk that holds samples below the caches in memory.
     pub(crate) disk: Option<DiskTier>,
     pub(crate) started: Instant,
@@ -129,6 +134,7 @@ impl Registry {
             stores: AllStores::new(
                 &Stores::new(settings.storage_patience).with_early_reads(EARLY_READS),
             ),
+            providers: Providers::default(),
             settings,
             workers,
             disk,
@@ -168,7 +174,8 @@ impl Registry {
         dataset: Option<&Arc<OwnedFd>>,
     ) -> Result<Answer> {
         // The stores are held until the job is in a stream, so that they keep their number.
-        let stores = self.stores.of(&request.store_variables);
+        let source = &request.pipeline.source;
+        let stores = self.stores_of(&request.store_variables, request.provider, source)?;
         let (key, waiting) = (self.key(request, &stores), WaitingClient::new(client));
         // A stream that was found may be closed before the job is in it, so the search goes on until one admits the
         // job.

@@ -119,7 +119,8 @@ pub(crate) fn warm(
     request: &Warm,
     client: &Client,
 ) -> Result<WarmProgress> {
-    let stores = registry.stores.of(&request.store_variables);
+    let source = &request.pipeline.source;
+    let stores = registry.stores_of(&request.store_variables, request.provider, source)?;
     let (recipe, _pin) = registry.recipe(
         &request.pipeline,
         &request.cache,

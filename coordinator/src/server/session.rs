@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use coprep_pipeline::Pipeline;
 use coprep_protocol::frame;
 use coprep_protocol::message::{
-    Attach, Awaited, Departure, Describe, GpuUse, Reply, Request, UserCode, Warm,
+    Attach, Awaited, Departure, Describe, GiveCredentials, GpuUse, Reply, Request, UserCode, Warm,
 };
 use coprep_storage::Slowness;
 use fail::fail_point;
@@ -20,7 +20,7 @@ use crate::connection::peer::{ConnectionEvent, Peer};
 use crate::connection::reply_queue::{ReplyQueue, ReplyWriter};
 use crate::error::{from_lower, invalid, refusal};
 use crate::produce::processes::Zygote;
-use crate::registry::{Answer, Registry, WaitingClient};
+use crate::registry::{Answer, GivenByClient, Registry, WaitingClient};
 use crate::registry::{status, warm};
 use crate::server::Shutdown;
 use crate::stream::{Client, EpochOrder, RankId, Stream};
@@ -39,6 +39,8 @@ struct Session<'a> {
     attached: Option<(Arc<Stream>, RankId)>,
     /// The process that has imported modules for this client.
     prepared: Option<Arc<Zygote>>,
+    /// The credentials that this client has given.
+    given: Option<GivenByClient>,
 }
 
 /// Serves one connection until it ends.
@@ -58,6 +60,7 @@ pub(crate) fn serve(
                 client,
                 attached: None,
                 prepared: None,
+                given: None,
             };
             // Every log line of this thread names the client.
             let client = &session.client;
@@ -171,6 +174,11 @@ impl Session<'_> {
                 self.prepare(&code, &dataset);
                 Ok(None)
             }
+            Request::GiveCredentials(request) => self.give_credentials(&request),
+            Request::NoCredentials { why } => {
+                self.give_no_credentials(why);
+                Ok(None)
+            }
             Request::UseGpu(gpu) => self.use_gpu(&gpu).map(|()| None),
             Request::RingMapped { pool, is_mapped } => {
                 self.ring_mapped(pool, is_mapped).map(|()| None)
@@ -259,6 +267,24 @@ impl Session<'_> {
         });
     }
 
+    fn give_credentials(&mut self, request: &GiveCredentials) -> Result<Option<Reply>> {
+        if let Some(given) = &self.given {
+            given.provider().give(&request.given);
+            return Ok(None);
+        }
+        let given = self.registry.take_credentials(request, &self.client)?;
+        let provider = given.number;
+        self.given = Some(given);
+        Ok(Some(Reply::CredentialsTaken { provider }))
+    }
+
+    fn give_no_credentials(&self, why: String) {
+        if let Some(given) = &self.given {
+            tracing::warn!(why, "a job gives no credentials of its stores");
+            given.provider().fail(why);
+        }
+    }
+
     fn use_gpu(&self, gpu: &GpuUse) -> Result<()> {
         let (stream, rank_id) = self.attached()?;
         let budget = self.registry.settings.device_memory;
@@ -335,7 +361,9 @@ impl Session<'_> {
             Pipeline::check(&spec.ops).map_err(from_lower)?;
         }
         let waiting = WaitingClient::new(&self.client);
-        let stores = self.registry.stores.of(&request.store_variables);
+        let stores =
+            self.registry
+                .stores_of(&request.store_variables, request.provider, &spec.source)?;
         let dataset = self.registry.dataset(&spec.source, &stores, &waiting)?;
         // A source of files without operators is described too: its length and classes are known.
         let fields = if spec.ops.is_empty() && !dataset.is_of_arrays() {

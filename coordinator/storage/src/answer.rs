@@ -8,6 +8,8 @@ use std::error::Error as StdError;
 
 use object_store::client::{HttpError, HttpErrorKind};
 
+use crate::job_credentials::NONE_GIVEN;
+
 /// The reason why a request has failed.
 #[derive(Debug)]
 pub(crate) struct FailedAnswer {
@@ -35,6 +37,8 @@ pub(crate) enum AnswerMeaning {
     NoRanges,
     /// Nothing answers at this address.
     NoConnection,
+    /// No request was made, because the jobs that give the credentials gave none.
+    NoneGiven,
     /// Something else, which may pass.
     Passing,
 }
@@ -42,7 +46,10 @@ pub(crate) enum AnswerMeaning {
 impl AnswerMeaning {
     /// Returns `true` if another try within seconds would end in the same way.
     pub(crate) fn is_lasting(self) -> bool {
-        !matches!(self, AnswerMeaning::Passing | AnswerMeaning::NoConnection)
+        !matches!(
+            self,
+            AnswerMeaning::Passing | AnswerMeaning::NoConnection | AnswerMeaning::NoneGiven
+        )
     }
 }
 
@@ -71,6 +78,7 @@ pub(crate) fn interpret(error: &object_store::Error) -> FailedAnswer {
     use object_store::Error as Os;
     let chain = Chain::of(error);
     let meaning = match error {
+        _ if chain.innermost.starts_with(NONE_GIVEN) => AnswerMeaning::NoneGiven,
         _ if chain.contains_any(&NO_BUCKET) => AnswerMeaning::NoBucket,
         _ if chain.contains_any(&REFUSED) => AnswerMeaning::Refused,
         _ if chain.text.contains("Received redirect without LOCATION") => {

@@ -110,6 +110,9 @@ const AZ_CREDENTIALS: [(&str, &str); 5] = [
 /// Returns what names the credentials of a store, in words: a variable, or a profile. Never the credentials themselves.
 /// Without a name, only the metadata server of a cloud's machine can give some.
 pub(crate) fn named_credentials(scheme: UrlScheme, variables: &Variables) -> Option<String> {
+    if variables.pool(scheme).is_some() {
+        return Some("the credential_provider of a job".into());
+    }
     let known: &[(&str, &'static str)] = match scheme {
         UrlScheme::S3 => &S3_CREDENTIALS,
         UrlScheme::Gs => &GS_CREDENTIALS,
@@ -132,7 +135,7 @@ pub(crate) fn named_credentials(scheme: UrlScheme, variables: &Variables) -> Opt
 /// Returns the profile that is used. Variables with credentials come before it.
 fn profile(variables: &Variables) -> Result<Option<AwsProfile>> {
     let is_set = |(name, _): &(&str, &str)| variables.value(name).is_some();
-    if S3_CREDENTIALS.iter().any(is_set) {
+    if variables.pool(UrlScheme::S3).is_some() || S3_CREDENTIALS.iter().any(is_set) {
         return Ok(None);
     }
     AwsProfile::read(variables)
@@ -202,6 +205,10 @@ fn s3(bucket: &str, variables: &Variables, connector: CountingConnector) -> Resu
         Some(profile) => profile.apply(builder, variables)?,
         None => builder,
     };
+    let builder = match variables.pool(UrlScheme::S3) {
+        Some(pool) => builder.with_credentials(Arc::new(pool.for_s3())),
+        None => builder,
+    };
     let keys = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
     let endpoint = keys.iter().find_map(|key| builder.get_config_value(key));
     let is_plain = is_plain(endpoint.as_deref());
@@ -220,10 +227,10 @@ fn gs(
 ) -> Result<GoogleCloudStorage> {
     let with = |b: GoogleCloudStorageBuilder, key, value: &str| b.with_config(key, value);
     let builder = variables.configured("GOOGLE_", GoogleCloudStorageBuilder::from_env, with);
-    let builder = if variables.is_complete() {
-        with_google_files(builder, variables)?
-    } else {
-        builder
+    let builder = match variables.pool(UrlScheme::Gs) {
+        Some(pool) => builder.with_credentials(Arc::new(pool.for_google())),
+        None if variables.is_complete() => with_google_files(builder, variables)?,
+        None => builder,
     };
     let base = builder.get_config_value(&GoogleConfigKey::BaseUrl);
     builder
@@ -282,6 +289,10 @@ fn az(
         with_azure_addresses(builder, variables)
     } else {
         builder
+    };
+    let builder = match variables.pool(UrlScheme::Az) {
+        Some(pool) => builder.with_credentials(Arc::new(pool.for_azure())),
+        None => builder,
     };
     let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
     // The emulator speaks plain HTTP.

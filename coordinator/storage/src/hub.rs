@@ -9,10 +9,12 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use chrono::DateTime;
+use coprep_protocol::dataset_url::UrlScheme;
+use coprep_shared_memory::lock::lock;
 use futures_util::stream::{self, BoxStream};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::client::{HttpClient, HttpConnector, HttpRequest, HttpRequestBody, HttpResponse};
@@ -28,6 +30,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::http_options::{is_plain, options, retry};
+use crate::job_credentials::{CredentialPool, UsableCredentials};
 use crate::traffic::CountingConnector;
 use crate::variables::Variables;
 
@@ -95,10 +98,49 @@ struct HubDataset {
     dataset: String,
     /// Branch, tag or commit, as it is written in a URL.
     revision: String,
+    connector: CountingConnector,
+    clients: HubClients,
+}
+
+/// The clients of a dataset. Their token is in a header of each request.
+#[derive(Debug)]
+enum HubClients {
+    /// With the token of the variables.
+    Named(Arc<HttpClients>),
+    /// With the tokens that jobs give. The clients are those of the last token.
+    Given {
+        pool: Arc<CredentialPool>,
+        last: Mutex<Option<(Arc<UsableCredentials>, Arc<HttpClients>)>>,
+    },
+}
+
+#[derive(Debug)]
+struct HttpClients {
     /// Asks for commits and listings.
     http: HttpClient,
     /// Reads files, below the address of the dataset.
     files: HttpStore,
+}
+
+impl HttpClients {
+    /// Makes clients. `header` has the token, if there is one.
+    fn new(
+        endpoint: &str,
+        dataset: &str,
+        header: Option<HeaderValue>,
+        connector: &CountingConnector,
+    ) -> Result<Arc<Self>> {
+        let options = client_options(endpoint, header)?;
+        Ok(Arc::new(HttpClients {
+            http: connector.connect(&options)?,
+            files: HttpBuilder::new()
+                .with_url(format!("{endpoint}/{dataset}"))
+                .with_client_options(options)
+                .with_retry(retry())
+                .with_http_connector(connector.clone())
+                .build()?,
+        }))
+    }
 }
 
 /// The answer of the Hub about a revision.
@@ -126,15 +168,18 @@ impl HubStore {
     ) -> Result<Self> {
         let (dataset, revision) = dataset.split_once('@').unwrap_or((dataset, USUAL_REVISION));
         let endpoint = endpoint(variables);
-        let options = client_options(&endpoint, variables)?;
+        let clients = if let Some(pool) = variables.pool(UrlScheme::Hf) {
+            HubClients::Given {
+                pool: pool.clone(),
+                last: Mutex::new(None),
+            }
+        } else {
+            let header = named_header(variables)?;
+            HubClients::Named(HttpClients::new(&endpoint, dataset, header, connector)?)
+        };
         Ok(HubStore(Arc::new(HubDataset {
-            http: connector.connect(&options)?,
-            files: HttpBuilder::new()
-                .with_url(format!("{endpoint}/{dataset}"))
-                .with_client_options(options)
-                .with_retry(retry())
-                .with_http_connector(connector.clone())
-                .build()?,
+            clients,
+            connector: connector.clone(),
             endpoint,
             dataset: dataset.to_owned(),
             revision: revision.to_owned(),
@@ -142,11 +187,10 @@ impl HubStore {
     }
 }
 
-/// Returns the options of the HTTP clients, with the token in a header of each request.
-fn client_options(endpoint: &str, variables: &Variables) -> Result<ClientOptions> {
-    let options = options(is_plain(Some(endpoint)));
+/// Returns the header with the token that the variables name, or `None` if they name none.
+fn named_header(variables: &Variables) -> Result<Option<HeaderValue>> {
     let Some(token) = token(variables) else {
-        return Ok(options);
+        return Ok(None);
     };
     let header = HeaderValue::try_from(format!("Bearer {}", token.text));
     let mut header = header.map_err(|_| {
@@ -156,6 +200,15 @@ fn client_options(endpoint: &str, variables: &Variables) -> Result<ClientOptions
         ))
     })?;
     header.set_sensitive(true);
+    Ok(Some(header))
+}
+
+/// Returns the options of the HTTP clients, with the token in a header of each request.
+fn client_options(endpoint: &str, header: Option<HeaderValue>) -> Result<ClientOptions> {
+    let options = options(is_plain(Some(endpoint)));
+    let Some(header) = header else {
+        return Ok(options);
+    };
     let headers = HeaderMap::from_iter([("authorization".parse().map_err(unexpected)?, header)]);
     Ok(options.with_default_headers(headers))
 }
@@ -175,6 +228,25 @@ fn unexpected(error: impl std::error::Error + Send + Sync + 'static) -> Error {
 }
 
 impl HubDataset {
+    /// Returns the clients for one request. A job may be asked for a token.
+    async fn clients(&self) -> Result<Arc<HttpClients>> {
+        let (pool, last) = match &self.clients {
+            HubClients::Named(clients) => return Ok(clients.clone()),
+            HubClients::Given { pool, last } => (pool, last),
+        };
+        let given = pool.get().await?;
+        let mut last = lock(last);
+        if let Some((before, clients)) = &*last
+            && Arc::ptr_eq(before, &given)
+        {
+            return Ok(clients.clone());
+        }
+        let header = given.header().cloned();
+        let clients = HttpClients::new(&self.endpoint, &self.dataset, header, &self.connector)?;
+        *last = Some((given, clients.clone()));
+        Ok(clients)
+    }
+
     /// Returns the commit that the revision stands for now.
     async fn commit(&self) -> Result<String> {
         let (endpoint, dataset, revision) = (&self.endpoint, &self.dataset, &self.revision);
@@ -221,7 +293,8 @@ impl HubDataset {
     async fn ask(&self, url: &str) -> Result<HttpResponse> {
         let mut request = HttpRequest::new(HttpRequestBody::empty());
         *request.uri_mut() = url.parse().map_err(unexpected)?;
-        let answer = self.http.execute(request).await.map_err(unexpected)?;
+        let clients = self.clients().await?;
+        let answer = clients.http.execute(request).await.map_err(unexpected)?;
         if answer.status().is_success() {
             return Ok(answer);
         }
@@ -309,7 +382,8 @@ impl ObjectStore for HubStore {
         let commit = etag.trim_matches('"').to_owned();
         let parts = ["resolve", &commit].into_iter().map(Into::into);
         let path = Path::from_iter(parts.chain(location.parts()));
-        let mut got = self.0.files.get_opts(&path, options).await?;
+        let clients = self.0.clients().await?;
+        let mut got = clients.files.get_opts(&path, options).await?;
         got.meta.location = location.clone();
         // The answer has the ETag of the place to which the read was sent on.
         got.meta.e_tag = Some(format!("\"{commit}\""));

@@ -29,6 +29,7 @@ use crate::error::{Error, ErrorKind, changed, too_long};
 use crate::file::MOST_BYTES;
 use crate::health::{OutageReport, StoreHealth, Tries};
 use crate::io_runtime::IoRuntime;
+use crate::job_credentials::UsableCredentials;
 use crate::target::ReadTarget;
 use crate::traffic::{StoreTraffic, TrafficCounters};
 use crate::variables::Variables;
@@ -97,11 +98,16 @@ impl OpeningTries {
     }
 
     /// Returns the time until the next try after this answer, or `None` if it was the last try.
-    fn pause_after(&mut self, store: &RemoteStore, answer: &FailedAnswer) -> Option<Duration> {
+    fn pause_after(
+        &mut self,
+        store: &RemoteStore,
+        given: Option<&Arc<UsableCredentials>>,
+        answer: &FailedAnswer,
+    ) -> Option<Duration> {
         if self.began.elapsed() + self.pause >= LISTING_PATIENCE {
             return None;
         }
-        if store.has_new_credentials(answer) {
+        if store.has_new_credentials(answer, given) {
             return Some(Duration::ZERO);
         }
         let pause = self.pause;
@@ -207,11 +213,12 @@ impl RemoteStore {
                 last = Some(object.key.clone());
                 visit(object)
             };
+            let given = self.client.given_credentials();
             let listing = self.list_once(&at, offset.as_ref(), &mut keep);
             let Err(answer) = self.io.block_on(listing).ok_or_else(|| self.stopped())? else {
                 return Ok(());
             };
-            let Some(pause) = tries.pause_after(self, &answer) else {
+            let Some(pause) = tries.pause_after(self, given.as_ref(), &answer) else {
                 let what = format!("cannot list {}", self.url(prefix).trim_end_matches('/'));
                 return Err(self.unavailable(what, &answer));
             };
@@ -381,6 +388,7 @@ impl RemoteStore {
     ) -> Result<T, Error> {
         let mut tries = Tries::default();
         loop {
+            let given = self.client.given_credentials();
             let answer = match attempt() {
                 Ok(done) => {
                     self.health.answered();
@@ -402,13 +410,23 @@ impl RemoteStore {
                 return Err(self.unavailable(what, &answer));
             }
             // After the pause, so that the credentials are as new as they can be.
-            self.has_new_credentials(&answer);
+            self.has_new_credentials(&answer, given.as_ref());
         }
     }
 
-    /// Takes new credentials if the answer refuses the present ones. Returns `false` if they stay the same.
-    fn has_new_credentials(&self, answer: &FailedAnswer) -> bool {
-        answer.meaning == AnswerMeaning::Refused && self.client.renew()
+    /// Takes new credentials if the answer refuses the present ones. `given` are those that jobs had given before the
+    /// request. Returns `false` if they stay the same.
+    fn has_new_credentials(
+        &self,
+        answer: &FailedAnswer,
+        given: Option<&Arc<UsableCredentials>>,
+    ) -> bool {
+        // The Hub does not tell a private dataset from one that does not exist.
+        let may_be_refused = answer.meaning == AnswerMeaning::NoBucket
+            && self.scheme == UrlScheme::Hf
+            && self.client.is_given_credentials();
+        let is_refused = answer.meaning == AnswerMeaning::Refused || may_be_refused;
+        is_refused && self.client.renew(given)
     }
 
     async fn read_once(
@@ -536,6 +554,11 @@ impl RemoteStore {
             AnswerMeaning::NoBucket => format!("check the name of the bucket {store}"),
             AnswerMeaning::OtherRegion => {
                 format!("{store} lies in another region: name it in AWS_REGION {IN_JOB}")
+            }
+            AnswerMeaning::Refused | AnswerMeaning::NoneGiven
+                if self.client.is_given_credentials() =>
+            {
+                "check what the job's credential_provider returns, and whether it may read the dataset".to_owned()
             }
             AnswerMeaning::Refused => {
                 format!("check the credentials: {}", environment(self.scheme))

@@ -11,6 +11,7 @@ use crate::early_reads::EarlyReads;
 use crate::error::Error;
 use crate::health::OutageReport;
 use crate::io_runtime::IoRuntime;
+use crate::job_credentials::CredentialPool;
 use crate::large_reads::LargeReads;
 use crate::remote::RemoteStore;
 use crate::traffic::StoreTraffic;
@@ -66,8 +67,18 @@ impl Stores {
     /// threads, early reads and large reads of this one.
     #[must_use]
     pub fn of_job(&self, variables: &StoreVariables) -> Stores {
+        self.described_by(Variables::complete(variables.clone()))
+    }
+
+    /// Returns a table as [`of_job`](Self::of_job) does, for stores whose credentials the jobs of this pool give.
+    #[must_use]
+    pub fn of_providers(&self, variables: &StoreVariables, pool: &Arc<CredentialPool>) -> Stores {
+        self.described_by(Variables::complete(variables.clone()).with_pool(pool.clone()))
+    }
+
+    fn described_by(&self, variables: Variables) -> Stores {
         Stores {
-            variables: Variables::complete(variables.clone()),
+            variables,
             open: Mutex::default(),
             shared: self.shared.clone(),
         }

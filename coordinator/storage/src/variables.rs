@@ -3,9 +3,12 @@
 
 use std::process::Command;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use coprep_protocol::dataset_url::UrlScheme;
 use coprep_protocol::store_variables::{StoreVariables, is_read_for};
+
+use crate::job_credentials::CredentialPool;
 
 /// The variable that a complete set takes from the process if it has none of its own. Profiles and tokens lie below it, and
 /// a job without it, as under some schedulers, belongs to the same user.
@@ -17,6 +20,8 @@ pub(crate) struct Variables {
     given: StoreVariables,
     /// `true` if the environment of this process counts for nothing, since it is another job's.
     is_complete: bool,
+    /// The jobs that give the credentials of stores of one kind. Then no variable names any for these.
+    pool: Option<Arc<CredentialPool>>,
 }
 
 impl Variables {
@@ -25,7 +30,21 @@ impl Variables {
         Variables {
             given,
             is_complete: true,
+            pool: None,
         }
+    }
+
+    /// Returns these variables, for stores whose credentials jobs give.
+    pub(crate) fn with_pool(self, pool: Arc<CredentialPool>) -> Self {
+        Variables {
+            pool: Some(pool),
+            ..self
+        }
+    }
+
+    /// Returns the jobs that give the credentials of stores of this kind, or `None` if the variables name them.
+    pub(crate) fn pool(&self, scheme: UrlScheme) -> Option<&Arc<CredentialPool>> {
+        self.pool.as_ref().filter(|pool| pool.scheme() == scheme)
     }
 
     /// Sets a variable, which comes before one of the environment.

@@ -80,6 +80,7 @@ impl Node {
             attach,
             device: None,
             code: None,
+            credentials: None,
             timeout,
             reconnect: LIMIT,
             interrupt_check: no_interrupt(),
@@ -132,6 +133,7 @@ pub(crate) fn ids(batch: &Batch) -> Vec<u32> {
 pub(crate) fn attach(pipeline: PipelineSpec, batch_size: u32) -> Attach {
     Attach {
         store_variables: StoreVariables::default(),
+        provider: None,
         code: None,
         pipeline,
         seed: Some(7),

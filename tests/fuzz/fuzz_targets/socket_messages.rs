@@ -9,10 +9,12 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
+use coprep_protocol::dataset_url::UrlScheme;
 use coprep_protocol::frame::{Message, parse, receive, to_bytes};
+use coprep_protocol::given_credentials::{StoreCredentials, TimedCredentials};
 use coprep_protocol::message::{
-    Attach, Attached, CacheForm, CacheRequest, CohortRequest, Departure, DrawsRequest, Reply,
-    Request, ResumePoint, UserCode,
+    Attach, Attached, CacheForm, CacheRequest, CohortRequest, Departure, DrawsRequest,
+    GiveCredentials, Reply, Request, ResumePoint, UserCode,
 };
 use coprep_protocol::spec::{
     DEFAULT_MAX_PIXELS, Dtype, Field, FileList, Interpolation, Op, PipelineSpec, ResizeTo, Source,
@@ -82,6 +84,7 @@ fn seeds() -> Vec<Vec<u8>> {
         Request::Status { slow: 3 },
         Request::Attach(Box::new(attach())),
         Request::Leave(departure()),
+        Request::GiveCredentials(Box::new(credentials())),
     ];
     let replies = [
         Reply::Stopping,
@@ -131,6 +134,7 @@ fn attach() -> Attach {
     Attach {
         pipeline: PipelineSpec { source, ops },
         store_variables: StoreVariables::from_iter([("AWS_REGION".into(), "here".into())]),
+        provider: None,
         code: Some(UserCode {
             command: vec![b"/usr/bin/python3".to_vec(), b"-c".to_vec()],
             environment: vec![(b"HOME".to_vec(), b"/root".to_vec())],
@@ -210,6 +214,21 @@ fn attached() -> Attached {
         structure: vec![1, 2, 3],
         notes: vec!["a warmed cache".into()],
         token: 1 << 100,
+    }
+}
+
+fn credentials() -> GiveCredentials {
+    let credentials = StoreCredentials::Keys {
+        key_id: "key".into(),
+        secret_key: "not secret here".into(),
+        token: Some("token".into()),
+    };
+    GiveCredentials {
+        scheme: UrlScheme::S3,
+        given: TimedCredentials {
+            credentials,
+            expires_ms: Some(1 << 41),
+        },
     }
 }
 

@@ -21,23 +21,28 @@ const ROLE: &str = "tests";
 const EXPIRATION: &str = "2100-01-01T00:00:00Z";
 
 impl Credentials {
-    /// Reads credentials from the query of a request that controls the server.
-    pub(crate) fn from_query(query: &Query) -> Credentials {
-        let text = |name: &str| query.get(name).unwrap_or_default().to_owned();
-        Credentials {
-            key: text("key"),
-            secret: text("secret"),
-            token: text("token"),
-        }
+    /// Reads credentials from the query of a request that controls the server. Each parameter has those of all, with commas
+    /// between them.
+    pub(crate) fn from_query(query: &Query) -> Vec<Credentials> {
+        let texts = |name: &str| {
+            let all = query.get(name).unwrap_or_default().split(',');
+            all.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let (keys, secrets, tokens) = (texts("key"), texts("secret"), texts("token"));
+        let parts = keys.into_iter().zip(secrets).zip(tokens);
+        parts
+            .map(|((key, secret), token)| Credentials { key, secret, token })
+            .collect()
     }
 
-    /// Returns `true` if a request names this key and this token.
+    /// Returns `true` if a request names this key and this token, as S3 wants it, or has the token as a bearer token.
     pub(crate) fn are_used_by(&self, request: &HttpRequest) -> bool {
-        let key = format!("Credential={}/", self.key);
-        request
-            .header("authorization")
-            .is_some_and(|header| header.contains(&key))
-            && request.header("x-amz-security-token") == Some(&self.token)
+        let Some(header) = request.header("authorization") else {
+            return false;
+        };
+        let has_key = header.contains(&format!("Credential={}/", self.key));
+        let has_both = has_key && request.header("x-amz-security-token") == Some(&self.token);
+        has_both || header == format!("Bearer {}", self.token)
     }
 
     /// Returns the refusal of a request. As that of S3, it repeats what the request has told.

@@ -113,7 +113,7 @@ impl ObjectServer {
     /// Sets the credentials that requests must use from now on. Its metadata service, at the address of the server, gives
     /// them to whoever asks.
     pub fn set_credentials(&self, credentials: Credentials) {
-        self.shared.state().credentials = Some(credentials);
+        self.shared.state().credentials = vec![credentials];
     }
 
     /// Deletes an object.
@@ -169,7 +169,7 @@ fn serve(mut connection: TcpStream, shared: &Shared) {
 /// Answers a request for credentials, as the metadata service of a machine does. Returns `None` for any other request.
 fn metadata(request: &HttpRequest, shared: &Shared) -> Option<Answer> {
     let state = shared.state();
-    let credentials = state.credentials.as_ref()?;
+    let credentials = state.credentials.first()?;
     // A server that is down answers nobody. Closing the connection is left to `read`.
     if state.faults.down {
         return None;
@@ -220,7 +220,8 @@ fn read(request: &HttpRequest, shared: &Shared, connection: &mut TcpStream) -> i
     if let Some((status, code)) = &faults.refuse {
         return Answer::error(*status, code).send(connection, is_head);
     }
-    if credentials.is_some_and(|credentials| !credentials.are_used_by(request)) {
+    let is_accepted = |credentials: &Credentials| credentials.are_used_by(request);
+    if !credentials.is_empty() && !credentials.iter().any(is_accepted) {
         return Credentials::refuse(request).send(connection, is_head);
     }
     match fault {
@@ -259,7 +260,7 @@ fn control(request: &HttpRequest, shared: &Shared) -> Answer {
             let at = argument("at").parse().unwrap_or(0);
             state.flip(argument("bucket"), argument("key"), at);
         }
-        "-/credentials" => state.credentials = Some(Credentials::from_query(&request.query)),
+        "-/credentials" => state.credentials = Credentials::from_query(&request.query),
         "-/counts" => {
             let RequestCounts {
                 lists,

@@ -45,8 +45,8 @@ pub(crate) struct ObjectStoreState {
     buckets: BTreeMap<String, BTreeMap<String, StoredObject>>,
     pub(crate) faults: Faults,
     pub(crate) counts: RequestCounts,
-    /// Credentials that requests must use, or `None` if any will do.
-    pub(crate) credentials: Option<Credentials>,
+    /// Credentials that requests may use, or none if any will do.
+    pub(crate) credentials: Vec<Credentials>,
 }
 
 impl ObjectStoreState {

@@ -50,6 +50,7 @@ impl MeasuredJob {
             attach: attach(options)?,
             device: None,
             code: None,
+            credentials: None,
             timeout: BATCH_TIMEOUT,
             // The coordinator is private: when it ends, the measurement has failed.
             reconnect: Duration::ZERO,
@@ -90,6 +91,7 @@ fn attach(options: &JobOptions<'_>) -> Result<Attach> {
     Ok(Attach {
         pipeline: options.spec.clone(),
         store_variables: StoreVariables::of(&options.spec.source),
+        provider: None,
         code: None,
         // A fixed seed, so that jobs with the same options share.
         seed: Some(0),

@@ -26,6 +26,7 @@ pub(crate) fn run(paths: &CoordinatorPaths, args: &args::WarmArgs) -> Outcome {
     let source = source(folder, &args.parts.image, args.parts.label())?;
     let request = Warm {
         store_variables: StoreVariables::of(&source),
+        provider: None,
         // Any random operator would do in paths of the jobs' own: the cache does not depend on it.
         pipeline: args.fixed.then_crop(224).of(source),
         cache: cache(args),

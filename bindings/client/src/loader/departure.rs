@@ -37,6 +37,9 @@ impl Loader {
 
     fn leave(&self, inner: &mut LoaderState) {
         inner.preparation = None;
+        if let Some(credentials) = &self.options.credentials {
+            credentials.close();
+        }
         let departure = self.departure(inner);
         let mut link = inner.link.take();
         let is_announced = match (&mut link, &departure) {

@@ -34,6 +34,7 @@ use roaring::RoaringBitmap;
 
 use crate::attachment::Owner;
 use crate::batch::Batch;
+use crate::credentials::OwnedLink;
 use crate::device::{DeviceBatch, DeviceOptions, Uploader, UserStream};
 use crate::error::{
     ErrorKind, Result, closed, disconnected, invalid, sample_failed, timed_out, violation,
@@ -68,6 +69,8 @@ pub struct LoaderOptions {
     pub device: Option<DeviceOptions>,
     /// Returns the dataset of the job's own code, for the workers. Called when the coordinator does not have it.
     pub code: Option<Arc<Code>>,
+    /// Gives the credentials of the source's stores, if the job has some that its environment does not name.
+    pub credentials: Option<Arc<OwnedLink>>,
     /// Longest wait for a batch or any other answer.
     pub timeout: Duration,
     /// Longest time that reconnecting may take.

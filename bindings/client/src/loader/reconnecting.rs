@@ -101,8 +101,13 @@ impl Loader {
             interrupt_check,
         );
         let mut departed = Vec::new();
+        let connection = self.connect(inner, interrupt_check)?;
+        if let Some(credentials) = &self.options.credentials {
+            request.provider =
+                Some(credentials.provider(&connection, timeout.left(), interrupt_check)?);
+        }
         let attached = LoaderLink::attach(
-            self.connect(inner, interrupt_check)?,
+            connection,
             request,
             self.options.code.as_deref(),
             &timeout,
@@ -227,6 +232,8 @@ fn check_same(before: &Attached, now: &Attached) -> Result<()> {
 fn may_pass(e: &Error) -> bool {
     matches!(
         e.kind(),
-        ErrorKind::Disconnected | ErrorKind::Refused(RefusalKind::Memory | RefusalKind::Internal)
+        ErrorKind::Disconnected
+            | ErrorKind::Credentials
+            | ErrorKind::Refused(RefusalKind::Memory | RefusalKind::Internal)
     )
 }

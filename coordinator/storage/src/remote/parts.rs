@@ -2,7 +2,7 @@
 //!
 //! A person waits meanwhile, so a store that does not answer is an error within seconds.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
@@ -70,6 +70,40 @@ impl RemoteStore {
             .await
     }
 
+    /// Checks that the credentials of this store's jobs may read a dataset, by a request for the length of one object: the
+    /// one with this key, or the first one of a folder. Gives up after a few seconds without an answer.
+    ///
+    /// # Errors
+    /// If the store refuses, or does not answer.
+    pub fn check_access(&self, key: &str, is_folder: bool) -> Result<(), Error> {
+        let mut first = (!is_folder).then(|| key.to_owned());
+        if is_folder {
+            self.list(key, None, |object| {
+                first = Some(object.key);
+                ControlFlow::Break(())
+            })?;
+        }
+        // Nothing can be read of an empty folder. Opening the dataset tells of it, and of an object that does not exist.
+        let Some(key) = first else {
+            return Ok(());
+        };
+        let path = self.path(&key)?;
+        let object = ObjectRef {
+            key,
+            size: None,
+            etag: None,
+        };
+        let checked = self.for_seconds(|| {
+            let head = self.io.block_on(self.client.get().head(&path));
+            let head = head.ok_or_else(|| FailedTry::Final(self.stopped()))?;
+            head.map_err(|e| self.failed(&object, interpret(&e)))
+        });
+        match checked.map_err(|failed| self.given_up(&object, failed)) {
+            Err(error) if *error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Repeats an attempt while it fails because of the store, for as long as a listing is repeated.
     fn for_seconds<T>(
         &self,
@@ -77,11 +111,12 @@ impl RemoteStore {
     ) -> Result<T, FailedTry> {
         let mut tries = OpeningTries::begin();
         loop {
+            let given = self.client.given_credentials();
             let done = attempt();
             let Err(FailedTry::Store(answer)) = &done else {
                 return done;
             };
-            let Some(pause) = tries.pause_after(self, answer) else {
+            let Some(pause) = tries.pause_after(self, given.as_ref(), answer) else {
                 return done;
             };
             // Made inside, because a timer belongs to the runtime that it is made in.
@@ -100,11 +135,12 @@ impl RemoteStore {
         let path = self.path(&object.key).map_err(FailedTry::Final)?;
         let mut tries = OpeningTries::begin();
         loop {
+            let given = self.client.given_credentials();
             let done = self.read_once(&path, object, range.clone(), target).await;
             let Err(FailedTry::Store(answer)) = &done else {
                 return done;
             };
-            let Some(pause) = tries.pause_after(self, answer) else {
+            let Some(pause) = tries.pause_after(self, given.as_ref(), answer) else {
                 return done;
             };
             tokio::time::sleep(pause).await;

@@ -1,7 +1,8 @@
-//! A client that can be made anew, to get rid of credentials that its store does not accept any more.
+//! A client that can get rid of credentials that its store does not accept any more.
 //!
 //! The library keeps temporary credentials until shortly before the time at which they expire by their own account. If
 //! the store refuses them earlier, because they were revoked or a clock is wrong, only another client asks for new ones.
+//! Credentials that jobs give are not kept by the library, so that their client stays the same.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use object_store::{ObjectStore, Result};
 
 use crate::answer::interpret;
 use crate::client::client;
+use crate::job_credentials::{CredentialPool, UsableCredentials};
 use crate::traffic::TrafficCounters;
 use crate::variables::Variables;
 
@@ -24,6 +26,8 @@ const LEAST_AGE: Duration = Duration::from_secs(2);
 pub(super) struct RenewableClient {
     url: DatasetUrl,
     variables: Variables,
+    /// The jobs that give the credentials, if jobs do.
+    pool: Option<Arc<CredentialPool>>,
     counters: Arc<TrafficCounters>,
     current: Mutex<CurrentClient>,
 }
@@ -45,6 +49,7 @@ impl RenewableClient {
         Ok(RenewableClient {
             url: url.clone(),
             variables: variables.clone(),
+            pool: variables.pool(url.scheme).cloned(),
             counters: counters.clone(),
             current: Mutex::new(CurrentClient {
                 client,
@@ -58,8 +63,23 @@ impl RenewableClient {
         lock(&self.current).client.clone()
     }
 
-    /// Makes the client anew. Returns `false` if it is too young for that, or cannot be made.
-    pub(super) fn renew(&self) -> bool {
+    /// Returns `true` if jobs give the credentials.
+    pub(super) fn is_given_credentials(&self) -> bool {
+        self.pool.is_some()
+    }
+
+    /// Returns the credentials that a request would have now, if jobs give them.
+    pub(super) fn given_credentials(&self) -> Option<Arc<UsableCredentials>> {
+        self.pool.as_ref()?.present()
+    }
+
+    /// Gets rid of credentials that were refused: makes the client anew, or has the next job give some. `given` are those
+    /// that jobs had given before the request. Returns `false` if the present ones are too young for that, or the client
+    /// cannot be made.
+    pub(super) fn renew(&self, given: Option<&Arc<UsableCredentials>>) -> bool {
+        if let Some(pool) = &self.pool {
+            return pool.refuse(given);
+        }
         let mut current = lock(&self.current);
         if current.made.elapsed() < LEAST_AGE {
             return false;
