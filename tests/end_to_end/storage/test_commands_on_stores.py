@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,24 +111,24 @@ def test_metrics_and_top_tell_of_an_outage(
         assert status == 200
         return series(text)[f"coprep_storage_{name}", frozenset({("store", "s3://bucket")})]
 
+    pipeline = coprep.ImageFolder(photos).decode().random_resized_crop(32)
+    train = coprep.DataLoader(pipeline, batch_size=16, framework="numpy", with_index=True, cache="off")
     try:
-        pipeline = coprep.ImageFolder(photos).decode().random_resized_crop(32)
-        with coprep.DataLoader(pipeline, batch_size=16, framework="numpy", with_index=True, cache="off") as train:
-            batches = iter(train)
-            seen = [int(i) for i in next(batches)[-1]]
+        with train, ThreadPoolExecutor(1) as pool:
+            next(iter(train))
             assert of("received_bytes_total") > 0 and of("failed_requests_total") == 0
             assert of("outage_seconds") == 0 and of("waiting_reads") == 0
             before = of("requests_total")
             server.faults(refuse="503 SlowDown")
+            # These hold more samples than are read ahead.
+            rest = pool.submit(lambda: [sorted(ids(train)) for _ in range(4)])
             until(lambda: of("outage_seconds") > 0, "the outage is in the metrics")
             until(lambda: of("waiting_reads") > 0, "reads wait")
             assert of("failed_requests_total") > 0 and of("requests_total") > before
             shown = " ".join(run("top", "--once").split())
             assert "s3://bucket has not answered for" in shown, shown
             server.faults()
-            seen += [int(i) for batch in batches for i in batch[-1]]
-            assert sorted(seen) == list(range(N)) and of("outage_seconds") == 0
-            assert sorted(ids(train)) == list(range(N))
+            assert rest.result(WAIT) == 4 * [list(range(N))] and of("outage_seconds") == 0
             (store,) = coprep.status()["stores"]
             counts = server.counts()
             assert store["store"] == "s3://bucket" and store["failed_requests"] > 0

@@ -237,7 +237,7 @@ def test_without_keys_jobs_wait_and_status_says_why(serve: Callable[..., Coordin
         assert sorted(ids(train)) == list(range(N))
         keys.failure = RuntimeError("SECRETTEXT")
         store.demand(SECOND)
-        epochs = pool.submit(lambda: [sorted(ids(train)) for _ in range(2)])
+        epochs = pool.submit(lambda: [sorted(ids(train)) for _ in range(6)])
         until(lambda: bool(coprep.status()["outages"] and "no job" in run("status").stdout), "the outage is seen")
         (outage,) = coprep.status()["outages"]
         why = f"no job gives credentials: the credential_provider of process {os.getpid()} "
@@ -247,7 +247,7 @@ def test_without_keys_jobs_wait_and_status_says_why(serve: Callable[..., Coordin
         assert all("no job gives credentials" in " ".join(text.split()) for text in shown[:2])
         assert [secret for secret in SECRETS for text in shown if secret in text] == []
         keys.credentials, keys.failure = SECOND, None
-        assert epochs.result() == [list(range(N))] * 2
+        assert epochs.result() == [list(range(N))] * 6
         assert train.stats()["skipped"] == 0
 
 
@@ -261,7 +261,7 @@ def test_keys_that_do_not_come_are_one_error_after_the_patience(
         keys.failure = RuntimeError("SECRETTEXT")
         store.demand(SECOND)
         with pytest.raises(coprep.StorageError, match="no job gives credentials") as raised:
-            for _ in range(3):
+            for _ in range(8):
                 ids(train)
         assert "RuntimeError was raised" in str(raised.value) and "credential_provider returns" in str(raised.value)
         assert "SECRETTEXT" not in str(raised.value)
@@ -488,7 +488,7 @@ def test_tokens_of_google_and_of_the_hub(
         with loader(coprep.ImageFolder(url, credential_provider=lambda: {"token": hub.token}), cache="off") as train:
             assert sorted(ids(train)) == list(range(N))
             hub.token = "hf_SECOND"
-            for _ in range(3):
+            for _ in range(8):
                 assert sorted(ids(train)) == list(range(N))
             assert any(request.headers.get("Authorization") == "Bearer hf_SECOND" for request in hub.requests)
 

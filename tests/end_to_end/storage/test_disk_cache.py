@@ -134,6 +134,8 @@ def test_a_killed_coordinator_leaves_a_warm_disk(
     with loader(photos) as train:
         seen = iter(train)
         before = [int(i) for _ in range(3) for i in next(seen)[-1]]
+        until(lambda: on_disk()["entries"] > 0, "samples are on the disk")
+        held = on_disk()["entries"]
         os.kill(coordinator_pid(), signal.SIGKILL)
         # The job goes on with another coordinator.
         rest = [int(i) for batch in seen for i in batch[-1]]
@@ -142,8 +144,9 @@ def test_a_killed_coordinator_leaves_a_warm_disk(
         wait_for_entries()
         os.kill(coordinator_pid(), signal.SIGKILL)
     gets = server.counts()["gets"]
-    # Samples that were being fetched when the first coordinator was killed are fetched again.
-    assert gets <= 1.5 * N
+    # Samples that were not on the disk yet when the first coordinator was killed are fetched again. Each coordinator reads
+    # the starts of a few samples when it opens the dataset.
+    assert gets <= 2 * N - held + 8
     totals = epochs(2, photos)
     assert totals["fetched"] == 0 and server.counts()["gets"] == gets
     assert on_disk()["misses"] == 0

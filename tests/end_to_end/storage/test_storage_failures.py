@@ -20,6 +20,8 @@ from pages import pattern, status_lines
 from waiting import WAIT, until
 
 N = 200
+EPOCHS = 4
+"""As many hold more samples than are read ahead, so that some are still to be read after the first batch."""
 SECONDS = 30
 """Within this time a loader says that a store cannot be opened."""
 
@@ -52,7 +54,7 @@ def test_jobs_wait_for_a_store_that_is_away_and_go_on(socket_path: Path, server:
         batches = iter(train)
         seen = [int(i) for i in next(batches)[-1]]
         server.faults(refuse="403 ExpiredToken")
-        rest = pool.submit(lambda: [int(i) for batch in batches for i in batch[-1]])
+        rest = pool.submit(lambda: ids(batches) + [i for _ in range(EPOCHS - 1) for i in ids(train)])
         until(lambda: bool(coprep.status()["outages"]), "the outage is seen")
         (outage,) = coprep.status()["outages"]
         assert outage["store"] == "s3://bucket"
@@ -64,7 +66,7 @@ def test_jobs_wait_for_a_store_that_is_away_and_go_on(socket_path: Path, server:
         time.sleep(3)
         assert not rest.done()
         server.faults()
-        assert sorted(seen + rest.result(WAIT)) == list(range(N))
+        assert sorted(seen + rest.result(WAIT)) == sorted(EPOCHS * list(range(N)))
     assert coprep.status()["outages"] == []
 
 
@@ -73,11 +75,11 @@ def test_a_store_that_stays_away_is_one_error_also_for_jobs_that_skip(
 ) -> None:
     monkeypatch.setenv("COPREP_STORAGE_PATIENCE", "2")
     with loader(photos, on_error="skip") as train:
-        batches = iter(train)
-        next(batches)
+        next(iter(train))
         server.faults(refuse="503 SlowDown")
         with pytest.raises(coprep.StorageError) as caught:
-            list(batches)
+            for _ in range(EPOCHS):
+                ids(train)
     text = str(caught.value)
     assert "s3://bucket has not answered for" in text and "503 Service Unavailable (SlowDown)" in text
 
@@ -149,14 +151,16 @@ def test_a_url_that_is_not_accepted_is_an_error_at_once(url: str | Path, part: s
 
 
 def test_secrets_are_nowhere(socket_path: Path, server: ObjectServer, photos: str) -> None:
-    with loader(photos) as train:
+    with loader(photos) as train, ThreadPoolExecutor(1) as pool:
         next(iter(train))
         # A failure is logged, with its cause.
         server.faults(refuse="403 AccessDenied")
+        rest = pool.submit(lambda: [ids(train) for _ in range(EPOCHS)])
         until(lambda: bool(coprep.status()["outages"]), "the outage is seen")
         shown = json.dumps(coprep.status()) + status()
         command = Path(f"/proc/{coordinator_pid()}/cmdline").read_bytes()
         server.faults()
+        rest.result(WAIT)
     logs = [path.read_text() for path in socket_path.parent.rglob("*") if path.is_file()]
     assert logs and SECRET not in shown and SECRET.encode() not in command
     assert all(SECRET not in log for log in logs)
