@@ -144,8 +144,8 @@ def test_a_killed_coordinator_leaves_a_warm_disk(
         wait_for_entries()
         os.kill(coordinator_pid(), signal.SIGKILL)
     gets = server.counts()["gets"]
-    # Samples that were not on the disk yet when the first coordinator was killed are fetched again. Each coordinator reads
-    # the starts of a few samples when it opens the dataset.
+    # Samples that were not on the disk yet when the first coordinator was killed are fetched again. Each coordinator
+    # reads the starts of a few samples when it opens the dataset.
     assert gets <= 2 * N - held + 8
     totals = epochs(2, photos)
     assert totals["fetched"] == 0 and server.counts()["gets"] == gets
