@@ -1,7 +1,7 @@
 //! Reads that no thread waits for.
 //!
 //! A thread begins such a read and goes on with another task. When the bytes have arrived, any thread goes on with the
-//! sample. Both are *errands*: they take some ten microseconds each. A thread that has prepared a sample does them before it
+//! sample. Both are *errands*: they take little time. A thread that has prepared a sample does them before it
 //! prepares the next one. To wake another thread for each of them would take the processor from one that prepares.
 
 use std::collections::VecDeque;
