@@ -41,7 +41,7 @@ class HubServer:
     """The token without which there is nothing to see, or `None` if everything is public."""
     gated: bool = False
     relative_links: bool = False
-    """Whether a page of a listing names the next one without the address of the server."""
+    """``True`` if a page of a listing names the next one without the address of the server."""
     datasets: dict[str, list[dict[str, bytes]]] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     """Requests to the Hub."""

@@ -204,8 +204,9 @@ impl JobProvider {
 
     /// Forgets the credentials, because the job gives no more.
     pub fn end(&self) {
-        self.state().has_ended = true;
-        self.state().credentials = None;
+        let mut state = self.state();
+        (state.has_ended, state.credentials) = (true, None);
+        drop(state);
         self.answer(None, Some("it has ended".into()));
     }
 

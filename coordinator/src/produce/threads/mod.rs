@@ -375,10 +375,8 @@ impl SharedPool {
 
     /// Waits until a task wants a thread, or the pool stops, or for a while.
     fn wait<'a>(&'a self, mut state: MutexGuard<'a, PoolState>) -> MutexGuard<'a, PoolState> {
-        let (this, end) = (
-            std::thread::current(),
-            Instant::now() + poll_every(POLL_INTERVAL),
-        );
+        let this = std::thread::current();
+        let end = Instant::now() + poll_every(POLL_INTERVAL);
         while !state.stop && !state.stages.wants_thread(state.waking) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
