@@ -430,6 +430,9 @@ fn setting(s: &StreamStatus) -> String {
         s.buffers,
         human(s.staging_bytes)
     ));
+    if s.block_bytes > 0 {
+        parts.push(format!("{} of blocks in memory", human(s.block_bytes)));
+    }
     parts.join(", ")
 }
 

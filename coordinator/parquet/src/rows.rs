@@ -73,7 +73,7 @@ impl ParquetRows {
             groups: Vec::new(),
             most,
             image_bytes: 0,
-            held: HeldBlocks::new(HELD),
+            held: HeldBlocks::new(HELD, image_bytes),
             damaged: Mutex::default(),
         }
     }
@@ -152,6 +152,12 @@ impl ParquetRows {
     /// number that one of them asked for counts.
     pub fn hold(&self, groups: usize) {
         self.held.hold(groups.max(self.held.most()));
+    }
+
+    /// Returns the bytes of the images in the row groups that are held.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.held.bytes()
     }
 
     /// Lets go of all row groups that are held.
@@ -236,6 +242,14 @@ impl ParquetRows {
         let file = objects.path(group.file);
         format!("row group {} of {}", group.number, file.display())
     }
+}
+
+fn image_bytes(images: &Images) -> u64 {
+    images
+        .iter()
+        .flatten()
+        .map(|image| image.len() as u64)
+        .sum()
 }
 
 impl RowGroup {

@@ -112,6 +112,12 @@ impl Fetched {
 }
 
 impl Recipe {
+    /// Returns the bytes of the blocks that are in memory.
+    pub(crate) fn block_bytes(&self) -> u64 {
+        let blocks = self.blocks.as_ref();
+        blocks.map_or(0, |blocks| blocks.held_bytes(&self.dataset))
+    }
+
     /// Prepares sample `key.id` into `slot`, and caches it if there is room. `fetched` is the sample if it was fetched
     /// before.
     ///

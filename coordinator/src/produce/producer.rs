@@ -128,6 +128,14 @@ impl Producer {
         fields
     }
 
+    /// Returns the bytes of the parts of shards and the row groups that are in memory for their samples.
+    pub(crate) fn block_bytes(&self) -> u64 {
+        match self {
+            Producer::Native(recipe) => recipe.block_bytes(),
+            _ => 0,
+        }
+    }
+
     /// Returns the measured costs, or `None` where the jobs prepare samples themselves, which is not measured.
     pub(crate) fn costs(&self) -> Option<&Arc<Costs>> {
         match self {

@@ -88,6 +88,7 @@ impl Stream {
             buffers: layout.buffers,
             buffers_free: self.pool.free(),
             staging_bytes: self.pool.reserved_bytes(),
+            block_bytes: self.config.producer.block_bytes(),
             totals: self.counters.totals(),
             stalls: engine.stalls(),
             jobs: engine.status(),

@@ -15,24 +15,42 @@ use lru::LruCache;
 pub struct HeldBlocks<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
+    size: fn(&T) -> u64,
 }
 
 struct State<T> {
-    held: LruCache<u32, Arc<T>>,
+    held: LruCache<u32, Held<T>>,
     reading: HashSet<u32>,
 }
 
+/// A block with its size.
+struct Held<T> {
+    block: Arc<T>,
+    bytes: u64,
+}
+
 impl<T> HeldBlocks<T> {
-    /// Returns an empty store that holds at most `most` blocks, or one if it is 0.
+    /// Returns an empty store that holds at most `most` blocks, or one if it is 0. `size` tells the bytes of a block.
     #[must_use]
-    pub fn new(most: usize) -> Self {
+    pub fn new(most: usize, size: fn(&T) -> u64) -> Self {
         HeldBlocks {
             state: Mutex::new(State {
                 held: LruCache::new(at_least_one(most)),
                 reading: HashSet::new(),
             }),
             changed: Condvar::new(),
+            size,
         }
+    }
+
+    /// Returns the bytes of all blocks that are held.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        lock(&self.state)
+            .held
+            .iter()
+            .map(|(_, held)| held.bytes)
+            .sum()
     }
 
     /// Returns the number of blocks that are held at most.
@@ -59,7 +77,7 @@ impl<T> HeldBlocks<T> {
         let mut state = lock(&self.state);
         loop {
             if let Some(held) = state.held.get(&block) {
-                return Ok(held.clone());
+                return Ok(held.block.clone());
             }
             if state.reading.insert(block) {
                 break;
@@ -73,7 +91,11 @@ impl<T> HeldBlocks<T> {
             block,
         };
         let made = Arc::new(read()?);
-        lock(&self.state).held.put(block, made.clone());
+        let held = Held {
+            block: made.clone(),
+            bytes: (self.size)(&made),
+        };
+        lock(&self.state).held.put(block, held);
         drop(reading);
         Ok(made)
     }
@@ -110,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_block_is_read_once_for_all_threads_that_need_it() {
-        let (blocks, reads) = (HeldBlocks::new(2), AtomicU32::new(0));
+        let (blocks, reads) = (HeldBlocks::new(2, |_| 1), AtomicU32::new(0));
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
@@ -125,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_that_of_its_thread_and_the_blocks_used_last_stay() {
-        let blocks = HeldBlocks::new(2);
+        let blocks = HeldBlocks::new(2, |made| u64::from(*made));
         assert_eq!(blocks.get(1, || Err::<u32, _>("gone")).err(), Some("gone"));
         let get = |block, made| blocks.get(block, || Ok::<u32, ()>(made)).map(|b| *b);
         assert_eq!(
@@ -137,7 +159,11 @@ mod tests {
             (get(3, 30), get(1, 12), get(2, 21)),
             (Ok(30), Ok(10), Ok(21))
         );
+        assert_eq!(blocks.bytes(), 12 + 21);
         blocks.hold(1);
         assert_eq!((get(2, 22), get(1, 13)), (Ok(21), Ok(13)));
+        assert_eq!(blocks.bytes(), 13);
+        blocks.clear();
+        assert_eq!(blocks.bytes(), 0);
     }
 }

@@ -88,6 +88,7 @@ def expected(shown: dict[str, Any]) -> Series:
         found["coprep_stream_fetched_files_total", labels] = totals["fetched"]
         found["coprep_stream_overtaken_samples_total", labels] = stream["costs"]["overtaken"]
         found["coprep_stream_staging_bytes", labels] = stream["staging_bytes"]
+        found["coprep_stream_block_bytes", labels] = stream["block_bytes"]
         found["coprep_stream_free_buffers", labels] = stream["buffers_free"]
         found["coprep_stream_jobs", labels] = len(stream["jobs"])
         for reason in "fetch", "prep", "others":

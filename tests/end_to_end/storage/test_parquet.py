@@ -138,7 +138,9 @@ def test_jobs_share_one_request_for_each_row_group(
     assert counts["heads"] == 0 and counts["matched"] == counts["gets"]
 
 
-def test_a_window_is_as_many_row_groups_as_it_says(socket_path: Path, server: ObjectServer, stored: str) -> None:
+def test_a_window_is_as_many_row_groups_as_it_says(
+    socket_path: Path, server: ObjectServer, stored: str, photos: list[Path]
+) -> None:
     pipeline = coprep.Parquet(stored)
     opening = gets_to_open(server, pipeline)
 
@@ -146,7 +148,8 @@ def test_a_window_is_as_many_row_groups_as_it_says(socket_path: Path, server: Ob
         before = server.counts()["gets"]
         with loader(pipeline, shuffle=True, seed=7, cache="off", shuffle_window=window, batch_size=10) as train:
             found = [*ids(train), *ids(train)]
-        # Few groups are held, but more than there are here.
+            # Few groups are held, but more than there are here.
+            assert coprep.status()["streams"][0]["block_bytes"] == sum(path.stat().st_size for path in photos)
         assert server.counts()["gets"] - before <= opening + GROUPS
         return found
 

@@ -303,6 +303,11 @@ fn streams(all: &[StreamStatus]) -> Vec<Family> {
             of(|s| s.staging_bytes.into()),
         ),
         family(
+            "coprep_stream_block_bytes",
+            "Memory of the parts of shards and the row groups that were read for their samples.",
+            of(|s| s.block_bytes.into()),
+        ),
+        family(
             "coprep_stream_worker_processes",
             "Processes that run user code.",
             of(|s| (s.worker_pids.len() as u64).into()),
@@ -737,6 +742,7 @@ mod tests {
             buffers: 12,
             buffers_free: 12,
             staging_bytes: 0,
+            block_bytes: 0,
             totals: Totals::default(),
             stalls: Stalls::default(),
             jobs,

@@ -53,6 +53,15 @@ impl Dataset {
         }
     }
 
+    /// Returns the bytes of the row groups that are held, decompressed. 0 for other samples.
+    #[must_use]
+    pub fn held_row_group_bytes(&self) -> u64 {
+        match &self.places {
+            Places::Rows(rows) => rows.held_bytes(),
+            _ => 0,
+        }
+    }
+
     /// Lets go of all row groups that are held, so that they are read again.
     pub fn release_row_groups(&self) {
         if let Places::Rows(rows) = &self.places {

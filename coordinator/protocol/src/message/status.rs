@@ -303,6 +303,9 @@ pub struct StreamStatus {
     pub buffers_free: u32,
     /// Bytes of the staging area.
     pub staging_bytes: u64,
+    /// Bytes of the parts of shards and the row groups that are in memory for their samples. Streams that read the same
+    /// parquet files share the row groups, and each reports them.
+    pub block_bytes: u64,
     /// Totals since the stream was opened.
     pub totals: Totals,
     /// Waits of all its jobs, including jobs that have left.

@@ -47,7 +47,8 @@ impl BlockReads {
             dataset.hold_row_groups(most(open, GROUPS_BEYOND_WINDOW + ahead));
             None
         } else {
-            Some(HeldBlocks::new(most(open, BEYOND_WINDOW)))
+            let bytes = |block: &Vec<u8>| block.capacity() as u64;
+            Some(HeldBlocks::new(most(open, BEYOND_WINDOW), bytes))
         };
         Some(BlockReads { ends, open, held })
     }
@@ -73,6 +74,14 @@ impl BlockReads {
             block_ends: self.ends.clone(),
             open: self.open,
         })
+    }
+
+    /// Returns the bytes of the blocks that are in memory.
+    pub(crate) fn held_bytes(&self, dataset: &Dataset) -> u64 {
+        match &self.held {
+            Some(held) => held.bytes(),
+            None => dataset.held_row_group_bytes(),
+        }
     }
 
     /// Passes the bytes of a sample to `take`, which are read with those of its block if they are not in memory. Returns

@@ -58,6 +58,7 @@ pub(crate) fn a_stream(id: u64, jobs: Vec<JobStatus>) -> StreamStatus {
         buffers: 14,
         buffers_free: 12,
         staging_bytes: 256 << 20,
+        block_bytes: 0,
         stalls: Stalls::default(),
         totals: Totals {
             prepared: 1000,

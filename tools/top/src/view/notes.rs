@@ -65,12 +65,16 @@ fn stream_notes(screen: &Screen, theme: &Theme) -> Vec<Piece> {
         "cache {}",
         format!("{:?}", s.cache).to_lowercase()
     )));
-    pieces.push(plain(staging(s)));
+    pieces.push(plain(memory(s)));
     pieces
 }
 
-fn staging(s: &StreamStatus) -> String {
-    format!("staging {}", human(s.staging_bytes))
+fn memory(s: &StreamStatus) -> String {
+    let staging = format!("staging {}", human(s.staging_bytes));
+    if s.block_bytes == 0 {
+        return staging;
+    }
+    format!("{staging}, blocks {}", human(s.block_bytes))
 }
 
 /// Returns the process ids of a job, by which people tell jobs of one name apart.
