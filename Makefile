@@ -20,7 +20,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock .cargo/config.toml $(shell find cache coor
 WHEEL_SOURCES := $(RUST_SOURCES) LICENSE pyproject.toml $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md')
 PYTHON_CODE := tools/demo tools/dev tools/bench/src bindings/build_backend bindings/python cache/device/kernels docs/examples tests
 TYPED_PACKAGES := tools.demo tools.dev.site tools.dev.packaging coprep_build coprep tests.chaos \
-	$(addprefix tests.benchmarks.,loaders slow_samples drop_in what_if gpu storage)
+	$(addprefix tests.benchmarks.,loaders slow_samples drop_in what_if gpu storage native_data)
 
 .PHONY: help
 help: ## this list
@@ -29,6 +29,7 @@ help: ## this list
 	@echo "                  ONLY=order,forms,cost,watch,balance REPEAT=n QUICK=1 ARGS=\"--samples spin-10x\" (bench-slow),"
 	@echo "                  ONLY=detection,memory REPEAT=n QUICK=1 (drop-in),"
 	@echo "                  ONLY=at-once,latency,eight-jobs,shards,half-cache,peers REPEAT=n QUICK=1 (bench-storage),"
+	@echo "                  ONLY=tokens,arrays,audio,parquet JOBS=1,8 REPEAT=n SECONDS=n QUICK=1 (bench-data),"
 	@echo "                  REPEAT=n JOBS=1,8 SECONDS=n ARGS=\"--modes synthetic,coprep-device\" (bench-gpu),"
 	@echo "                  HISTORIES=n PARALLEL=n SEED=n ARGS=\"--only 'ranks: 2'\" (chaos)"
 
@@ -67,16 +68,31 @@ $(VENV)/.examples: $(VENV)/.torch
 	@$(INSTALL_PACKAGES) $(VENV) optuna "ray[tune]" lightning transformers accelerate
 	@touch $@
 
-# They have an environment of their own, because MosaicML streaming wants an older numpy. PyTorch is that of the first one.
+# Makes an environment that finds in the first one whatever it does not have itself, such as PyTorch. Packages are
+# installed there by pip, since uv would install PyTorch once more.
+define MAKE_SECOND_ENVIRONMENT
+@$(PY) -m venv $(1)
+@$(1)/bin/python -c "import sys, sysconfig; path = sysconfig.get_path('purelib') + '/first.pth'; \
+	print(f'import site; site.addsitedir({sys.argv[1]!r})', file=open(path, 'w'))" \
+	"$$($(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+endef
+
+# MosaicML streaming wants an older numpy.
 PEERS := $(VENV)/peers
 $(VENV)/.peers: $(VENV)/.torch Makefile
 	@echo "installing other loaders of object stores: webdataset, MosaicML streaming, litdata (about 0.9 GB; once)"
-	@$(PY) -m venv $(PEERS)
-	@$(PEERS)/bin/python -c "import sys, sysconfig; path = sysconfig.get_path('purelib') + '/first.pth'; \
-		print(f'import site; site.addsitedir({sys.argv[1]!r})', file=open(path, 'w'))" \
-		"$$($(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
-	@$(INSTALL_PACKAGES) $(PEERS) \
+	$(call MAKE_SECOND_ENVIRONMENT,$(PEERS))
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check \
 		"webdataset>=1,<2" "mosaicml-streaming>=0.13,<0.14" "litdata>=0.2.76,<0.3"
+	@touch $@
+
+# torchaudio asks for an older PyTorch than it works with.
+DATA_PEERS := $(VENV)/data-peers
+$(VENV)/.data-peers: $(VENV)/.torch Makefile
+	@echo "installing what others read audio and parquet files with: torchaudio, soundfile, datasets (about 0.2 GB; once)"
+	$(call MAKE_SECOND_ENVIRONMENT,$(DATA_PEERS))
+	@$(DATA_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchaudio
+	@$(DATA_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check soundfile datasets
 	@touch $@
 
 # Python alone is enough for the documentation: no deps, which wants a Rust toolchain.
@@ -186,6 +202,11 @@ bench-storage: $(VENV)/.package $(call needed_for,$(VENV)/.peers,peers) $(filter
 	@cargo build --release -p coprep-object-server
 	@$(PY) -m tests.benchmarks.storage "$(DATA)" --server "$(PROGRAMS)/coprep-object-server" --out "$(TARGET)/bench-storage" \
 		--peers "$(PEERS)/bin/python" $(ONLY_OPTION) $(REPEAT_OPTION) $(QUICK_OPTION)
+
+.PHONY: bench-data
+bench-data: $(VENV)/.package $(VENV)/.data-peers $(filter demo-data,$(DATA)) ## tokens, arrays, audio and parquet files beside PyTorch's DataLoader
+	@$(PY) -m tests.benchmarks.native_data "$(DATA)" --out "$(TARGET)/bench-data" --peers "$(DATA_PEERS)/bin/python" \
+		$(ONLY_OPTION) $(REPEAT_OPTION) $(if $(JOBS),--jobs "$(JOBS)") $(if $(SECONDS),--seconds "$(SECONDS)") $(QUICK_OPTION)
 
 .PHONY: drop-in
 drop-in: $(VENV)/.package $(VENV)/.torch ## what it costs to replace PyTorch's DataLoader and nothing else, with bars

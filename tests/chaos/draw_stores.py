@@ -7,7 +7,7 @@ import random
 
 from tests.chaos.draw_jobs import DrawState
 from tests.chaos.draw_troubles import draw_moment
-from tests.chaos.plan import OBJECT_FAULTS, SHARDED, STORE_FAULTS, Data, Fault, Job, Plan
+from tests.chaos.plan import NEW_KEYS, OBJECT_FAULTS, SHARDED, STORE_FAULTS, Data, Fault, Job, Plan
 
 
 def stored(plan: Plan) -> Plan:
@@ -25,9 +25,21 @@ def stored(plan: Plan) -> Plan:
     datas = tuple(_moved(d, data) if n in moved else data for n, data in enumerate(plan.datas))
     plan = dataclasses.replace(plan, datas=datas, disk=d.chance(0.3))
     if d.chance(0.3) and (changed := _changed(d, plan)):
-        return changed
+        return _with_keys(d, changed)
     count = d.rng.choice([0, 1, 1, 2, 3])
-    return dataclasses.replace(plan, faults=(*plan.faults, *(_of_store(d, plan) for _ in range(count))))
+    plan = dataclasses.replace(plan, faults=(*plan.faults, *(_of_store(d, plan) for _ in range(count))))
+    return _with_keys(d, plan)
+
+
+def _with_keys(d: DrawState, plan: Plan) -> Plan:
+    """Lets the jobs give keys of the store by themselves, in some plans. Plain HTTP has none."""
+    if any(data.kind == "web_shards" for data in plan.datas) or not d.chance(0.4):
+        return plan
+    plan = dataclasses.replace(plan, keys_s=round(d.rng.uniform(0.3, 3.0), 1))
+    if d.chance(0.5):
+        return plan
+    change = Fault("store", draw_moment(d, plan, "job"), NEW_KEYS, seconds=round(d.rng.uniform(0.5, 1.5), 2))
+    return dataclasses.replace(plan, faults=(*plan.faults, change))
 
 
 def _moved(d: DrawState, data: Data) -> Data:

@@ -23,7 +23,8 @@ import coprep
 
 from tests.chaos import checks, faults, jobs
 from tests.chaos.checks import Finding
-from tests.chaos.plan import At, Fault, Plan
+from tests.chaos.keys import Keys
+from tests.chaos.plan import NEW_KEYS, At, Fault, Plan
 from tests.chaos.store import BREAKING, PROGRAM, Store
 
 TICK_S = 0.004
@@ -192,7 +193,8 @@ class History:
             self.limit = faults.MemoryLimit(f"{os.getpid()}-{plan.seed}", plan.memory)
         faults.copy_files(plan, self.room)
         if plan.is_remote:
-            self.store = Store(self.settings.object_server, self.settings.images)
+            keys = Keys(self.room.keys, len(plan.jobs)) if plan.keys_s else None
+            self.store = Store(self.settings.object_server, self.settings.images, keys)
         os.environ |= self._environment()
         # A job must not wait for the runner, so it drops its report if the pipe is full.
         self.points = os.pipe2(os.O_NONBLOCK)
@@ -353,6 +355,9 @@ class History:
             ends = store.go_on
         elif fault.target == "refuse":
             store.fail(refuse="503 SlowDown")
+        elif fault.target == NEW_KEYS:
+            store.take_new_keys()
+            ends = store.refuse_old_keys
         else:
             store.fail(**BREAKING, seed=self.plan.seed)
         self._fired(fault, f"for {fault.seconds} s")

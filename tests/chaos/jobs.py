@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from coprep._loader import _leave_jobs
 from coprep._options import Draws
 
 from tests.chaos import data as datasets
+from tests.chaos import keys
 from tests.chaos.plan import BUCKET, SHARDS, Data, Job, Plan
 
 POINT = struct.Struct("<4i")
@@ -50,6 +52,11 @@ class Room:
     """Folder of the history's own copy of the list, or ``None`` if none of its files is changed."""
     timeout: float
     """Seconds that a loader waits for a batch."""
+
+    @property
+    def keys(self) -> Path:
+        """File with the generation of the keys that jobs give."""
+        return self.folder / "keys"
 
     @property
     def wake(self) -> Path:
@@ -93,8 +100,8 @@ class Log:
         os.write(self._file, (json.dumps({"what": what, "t": round(time.monotonic(), 4), **more}) + "\n").encode())
 
 
-def pipeline_of(data: Data, room: Room) -> Any:
-    """Returns the dataset of a loader."""
+def pipeline_of(data: Data, room: Room, give_keys: Callable[[], Any] | None = None) -> Any:
+    """Returns the dataset of a loader. `give_keys` returns the keys of the store, if jobs give them."""
     if not data.is_native:
         kind = datasets.Pickled if data.kind == "pickled" else datasets.Values
         misbehaviour = datasets.Misbehaviour(
@@ -107,7 +114,7 @@ def pipeline_of(data: Data, room: Room) -> Any:
 
         return Iterated(values)
     if data.is_remote:
-        source = stored_source(data)
+        source = stored_source(data, give_keys)
     elif data.kind == "folder":
         source = coprep.ImageFolder(room.images / f"folder-{data.samples}")
     else:
@@ -121,14 +128,17 @@ def pipeline_of(data: Data, room: Room) -> Any:
     return cropped.normalize((datasets.MEAN,) * 3, (datasets.STD,) * 3)
 
 
-def stored_source(data: Data) -> Any:
+def stored_source(data: Data, give_keys: Callable[[], Any] | None) -> Any:
     """Returns the source of a dataset that lies in the object store."""
+    options: dict[str, Any] = {"credential_provider": give_keys}
     if data.kind == "objects":
-        return coprep.ImageFolder(f"s3://{BUCKET}/folder-{data.samples}")
+        return coprep.ImageFolder(f"s3://{BUCKET}/folder-{data.samples}", **options)
     if data.kind == "urls":
-        return coprep.Files([f"s3://{BUCKET}/list/{i:04}.jpg" for i in range(data.samples)], range(data.samples))
+        urls = [f"s3://{BUCKET}/list/{i:04}.jpg" for i in range(data.samples)]
+        return coprep.Files(urls, range(data.samples), **options)
     root = f"s3://{BUCKET}" if data.kind == "shards" else f"{os.environ['AWS_ENDPOINT_URL']}/{BUCKET}"
-    return coprep.WebDataset([f"{root}/shards-{data.samples}/{number}.tar" for number in range(SHARDS)])
+    shards = [f"{root}/shards-{data.samples}/{number}.tar" for number in range(SHARDS)]
+    return coprep.WebDataset(shards, **options)
 
 
 def weight_of(i: int) -> float:
@@ -240,7 +250,7 @@ class Training:
         self._taken = 0
 
     def run(self) -> None:
-        dataset = pipeline_of(self.data, self.room)
+        dataset = pipeline_of(self.data, self.room, self._keys())
         options = options_of(self.plan, self.part, self.room)
         # A job that shares nothing would test nothing.
         warnings.simplefilter("error", coprep.UnsharedWarning)
@@ -261,6 +271,11 @@ class Training:
         self.log("stats", **{k: v for k, v in loader.stats(0).items() if k in ("reconnects", "copies", "wait_s")})
         if self.job.close:
             self._close(loader, second)
+
+    def _keys(self) -> Callable[[], Any] | None:
+        """Returns the function that gives this job's keys of the store, or ``None`` if it gives none."""
+        valid_s = self.plan.keys_s
+        return keys.provider(self.room.keys, self.part.job, valid_s) if valid_s else None
 
     def _close(self, *loaders: coprep.DataLoader | None) -> None:
         """Closes the loaders, and logs the mappings of shared memory that are still there."""

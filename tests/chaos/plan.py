@@ -26,6 +26,8 @@ FILE_FAULTS = ("removed", "cut", "cut_in_place", "emptied", "changed", "folder",
 """Changes of a file, as targets of a fault of kind ``files``."""
 STORE_FAULTS = ("kill", "stop", "refuse", "breaks")
 """Faults of the object store, as targets of a fault of kind ``store``."""
+NEW_KEYS = "new_keys"
+"""Another such fault: the store takes new keys beside those of the jobs, and then only the new ones."""
 OBJECT_FAULTS = ("replaced", "removed")
 """Changes of an object, as targets of a fault of kind ``objects``."""
 
@@ -106,12 +108,12 @@ class Fault:
     at: At
     target: str = ""
     """Kind of process: ``job``, ``worker``, ``fork_server``, ``zygote`` or ``coordinator``. For ``files``, one of
-    ``FILE_FAULTS``; for ``store``, one of ``STORE_FAULTS``; for ``objects``, one of ``OBJECT_FAULTS``.
+    ``FILE_FAULTS``; for ``store``, one of ``STORE_FAULTS`` or ``NEW_KEYS``; for ``objects``, one of ``OBJECT_FAULTS``.
     """
     which: int = 0
     """Number of the job. For other kinds of process, picks one of the present processes of the kind."""
     seconds: float = 0.0
-    """Duration of a stop, or of a fault of the object store."""
+    """Duration of a stop, or of a fault of the object store. Of new keys, the time for which the old ones count too."""
     again: float = 0.0
     """Seconds after which a killed job is started again from its last state, or 0 if it is not started again."""
     data: int = 0
@@ -203,6 +205,10 @@ class Plan:
     """``True`` if a sample at which such a panic happens cannot be prepared."""
     disk: bool = False
     """``True`` if the coordinator keeps samples on a disk."""
+    keys_s: float = 0.0
+    """Seconds for which keys of the store are valid that the jobs give by themselves, each job its own. 0 if the store
+    takes requests without keys.
+    """
     ending: str = "stop"
     """Way in which the coordinator ends: ``stop`` (the command), ``term`` (SIGTERM) or ``idle`` (by itself)."""
     probe: bool = False
@@ -305,6 +311,7 @@ def features(plan: Plan) -> set[str]:
         "fault: panics": plan.failpoints,
         "cache: named": plan.cache_name,
         "cache: disk": plan.disk,
+        "store: keys of the jobs": plan.keys_s,
     }
     found |= {name for name, is_there in limits.items() if is_there}
     return found if any(name.startswith("fault:") for name in found) else found | {"fault: none"}

@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.chaos import data as datasets
 from tests.chaos import faults
+from tests.chaos.keys import Keys
 from tests.chaos.plan import BUCKET, SHARDED, SIZES, Data, Fault
 
 ROOT = Path(__file__).parents[2]
@@ -40,11 +41,12 @@ def find_program() -> str:
 class Store:
     """The server, and its port, which stays the same when it is started again."""
 
-    def __init__(self, program: str, images: Path) -> None:
+    def __init__(self, program: str, images: Path, keys: Keys | None = None) -> None:
         self._loads: list[str] = []
         for name in ("list", *(f"{kind}-{size}" for size in SIZES for kind in ("folder", "shards"))):
             self._loads += [BUCKET, name, str(images / name)]
         self._program = program
+        self._keys = keys
         self.is_stopped = False
         self._failing: dict[str, Any] = {}
         self._port = 0
@@ -74,10 +76,32 @@ class Store:
             raise faults.Unable(f"{PROGRAM} does not start")
         self._port = int(line)
         self._failing = {}
+        self._demand_keys()
 
     def environment(self) -> dict[str, str]:
-        """Returns the environment of a coordinator that reads from the server."""
-        return {"AWS_ENDPOINT_URL": self.address, "AWS_SKIP_SIGNATURE": "true", "AWS_REGION": "us-east-1"}
+        """Returns the environment of jobs that read from the server."""
+        signed = {} if self._keys else {"AWS_SKIP_SIGNATURE": "true"}
+        return {"AWS_ENDPOINT_URL": self.address, "AWS_REGION": "us-east-1", **signed}
+
+    def take_new_keys(self) -> None:
+        """Lets the jobs give new keys from now on, and takes both the old and the new ones."""
+        assert self._keys is not None
+        self._keys.begin_next()
+        self._demand_keys()
+        self._keys.publish()
+
+    def refuse_old_keys(self) -> None:
+        assert self._keys is not None
+        self._keys.forget_old()
+        if self.is_running:
+            self._demand_keys()
+
+    def _demand_keys(self) -> None:
+        """Tells the server which keys it takes. Without any, it takes every request."""
+        if self._keys:
+            given = self._keys.accepted()
+            fields = {name: ",".join(one[name] for one in given) for name in ("key", "secret", "token")}
+            self._ask("PUT", f"-/credentials?{urllib.parse.urlencode(fields)}", b"")
 
     def kill(self) -> None:
         self._process.kill()
@@ -100,6 +124,8 @@ class Store:
             self._set_faults()
 
     def _set_faults(self) -> None:
+        # While it was stopped, it may have been told of no new keys.
+        self._demand_keys()
         what = self._failing
         self._ask("PUT", f"-/faults?{urllib.parse.urlencode(what)}", b"")
 

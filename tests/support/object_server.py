@@ -35,6 +35,8 @@ class Credentials:
     key: str
     secret: str
     token: str
+    bucket: str = ""
+    """The only bucket that they may read, or ``""`` for all."""
 
 
 class ObjectServer:
@@ -78,7 +80,7 @@ class ObjectServer:
 
     def demand(self, *credentials: Credentials) -> None:
         """Refuses requests with any other credentials from now on, as expired. The metadata service gives the first."""
-        fields = {name: ",".join(asdict(one)[name] for one in credentials) for name in ("key", "secret", "token")}
+        fields = {name: ",".join(asdict(one)[name] for one in credentials) for name in ("key", "secret", "token", "bucket")}
         self._ask("PUT", f"-/credentials?{urllib.parse.urlencode(fields)}", b"")
 
     def environment_of_a_role(self) -> dict[str, str]:

@@ -31,7 +31,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Least time between two calls of the user's code because of a lifetime, however short that is.
 const LEAST_RENEWAL: Duration = Duration::from_secs(1);
 /// Time that is as good as for ever, for a wait that another event ends.
-const NO_LIMIT: Duration = Duration::from_secs(3600);
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 /// Starts the thread that serves a link; see the module.
 pub type StartThread = dyn Fn(Arc<CredentialLink>) -> Result<()> + Send + Sync;
@@ -79,6 +79,12 @@ impl Taken {
             .and_then(|end| end.duration_since(SystemTime::now()).ok());
         let pause = left.map(|left| (left * 2 / 3).max(LEAST_RENEWAL));
         self.renewal = pause.and_then(|pause| Instant::now().checked_add(pause));
+    }
+
+    /// Returns the time until new credentials are due, `most` at most.
+    fn until_renewal(&self, most: Duration) -> Duration {
+        let left = |at: Instant| at.saturating_duration_since(Instant::now());
+        self.renewal.map_or(most, |at| left(at).min(most))
     }
 
     fn is_with(&self, coordinator: u32) -> bool {
@@ -181,7 +187,7 @@ impl CredentialLink {
             }
             let Some(taken) = state.taken.clone() else {
                 // The wait is bounded, so that a lost wake-up could only prolong it.
-                let waited = self.changed.wait_timeout(state, NO_LIMIT);
+                let waited = self.changed.wait_timeout(state, LONGEST_WAIT);
                 drop(unpoisoned(waited));
                 continue;
             };
@@ -204,19 +210,15 @@ impl CredentialLink {
 
     /// Waits for the time of a renewal, a question of the coordinator, or a request.
     fn next_event(&self, taken: &Taken) -> Result<LinkEvent> {
-        let until = |at: Instant| at.saturating_duration_since(Instant::now());
-        let limit = taken.renewal.map_or(NO_LIMIT, until);
         // The socket is one thing to wait for, and the state another one, at which this looks now and then.
         let unchanged = || {
             let state = self.state();
             !state.is_closed && !self.is_wanted(&state)
         };
-        let began = Instant::now();
         while unchanged() {
-            let slice = limit.saturating_sub(began.elapsed());
             let received = taken
                 .connection
-                .receive(slice.min(POLL_INTERVAL), &no_interrupt())?;
+                .receive(taken.until_renewal(POLL_INTERVAL), &no_interrupt())?;
             match received {
                 Some((Reply::WantCredentials, _)) => {
                     self.skip_questions(taken)?;

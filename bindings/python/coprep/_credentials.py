@@ -77,14 +77,24 @@ def read(scheme: str, given: Any) -> dict[str, Any]:
     for key, value in credentials.items():
         if key == "sas_token":
             credentials[key] = _query(value)
-        elif value is not None and not isinstance(value, str):
-            raise WrongCredentialsError(f"{key} is {type(value).__name__} instead of str")
+        elif value is not None:
+            _check_text(key, value)
     return {**credentials, "expires_ms": _milliseconds(given.get("expires_at"))}
+
+
+def _check_text(key: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise WrongCredentialsError(f"{key} is {type(value).__name__} instead of str")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        # Python keeps bytes of the environment that are no UTF-8 as such characters.
+        raise WrongCredentialsError(f"{key} has characters that are no Unicode") from None
 
 
 def _expected(scheme: str) -> str:
     groups = " or ".join(" and ".join(group) for group in _NEEDED[scheme])
-    return f"for {scheme}:// it must have {groups}, and may have {' and '.join(_OPTIONAL[scheme])}"
+    return f"for {scheme} URLs it must have {groups}, and may have {' and '.join(_OPTIONAL[scheme])}"
 
 
 def _query(signature: Any) -> list[tuple[str, str]]:
@@ -92,13 +102,17 @@ def _query(signature: Any) -> list[tuple[str, str]]:
     if isinstance(signature, str):
         parts = (part.partition("=") for part in signature.strip().lstrip("?").split("&") if part)
         # Not `parse_qsl`, which takes the plus signs of a signature for spaces.
-        return [(unquote(name), unquote(value)) for name, _, value in parts]
-    try:
-        pairs = [(name, value) for name, value in signature]
-    except (TypeError, ValueError):
-        pairs = [(None, None)]
+        pairs = [(unquote(name), unquote(value)) for name, _, value in parts]
+    else:
+        try:
+            pairs = [(name, value) for name, value in signature]
+        except (TypeError, ValueError):
+            pairs = [(None, None)]
     if not all(isinstance(text, str) for pair in pairs for text in pair):
         raise WrongCredentialsError("sas_token must be a text such as 'sv=...&sig=...', or pairs of texts")
+    for pair in pairs:
+        for text in pair:
+            _check_text("sas_token", text)
     return pairs
 
 

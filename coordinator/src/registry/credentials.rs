@@ -15,7 +15,7 @@ use coprep_shared_memory::lock::lock;
 use coprep_storage::{JobProvider, Stores};
 
 use super::Registry;
-use super::job_stores::JobStores;
+use super::job_stores::{JobStores, Provided};
 use crate::Result;
 use crate::error::{from_lower, invalid};
 use crate::stream::Client;
@@ -77,7 +77,11 @@ impl Registry {
         let provider = self.provider(number)?;
         self.stores
             .with_own(variables, &provider, |own| check_access(source, own))?;
-        let stores = self.stores.of(variables, Some(provider.scheme()));
+        let provided = Provided {
+            scheme: provider.scheme(),
+            source: source.fingerprint(),
+        };
+        let stores = self.stores.of(variables, Some(provided));
         if let Some(pool) = &stores.pool {
             pool.admit(&provider);
         }

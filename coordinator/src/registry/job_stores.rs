@@ -1,7 +1,8 @@
 //! The stores of each job: those that the variables of its environment describe.
 //!
-//! Jobs that give credentials themselves have the same stores if their other variables are the same. Each of them is tried
-//! on the dataset before it may use these stores: see [`credentials`](super::credentials).
+//! Jobs that give credentials themselves have the same stores if their other variables and their source are the same. Each of
+//! them is tried on the source before it may use these stores: see [`credentials`](super::credentials). The source counts
+//! because credentials that may read one bucket or one folder may be refused by another.
 //!
 //! Jobs with the same variables have the same stores, and may share a stream. Variables are compared themselves, because
 //! they hold secrets, of which nobody keeps a hash. So each set of them has a number, which stands for it in identities and
@@ -23,18 +24,23 @@ const NO_VARIABLES: u64 = 0;
 pub(crate) struct JobStores {
     number: u64,
     variables: StoreVariables,
+    /// What the credentials are for that jobs give, or `None` if the variables name them.
+    provided: Option<Provided>,
     /// The jobs that give the credentials, if jobs do.
     pub(crate) pool: Option<Arc<CredentialPool>>,
     /// Datasets hold them too, so that the number stays for as long as something is read from them.
     pub(crate) stores: Arc<Stores>,
 }
 
-impl JobStores {
-    /// Returns the kind of stores whose credentials jobs give, or `None` if the variables name them.
-    fn provided(&self) -> Option<UrlScheme> {
-        self.pool.as_ref().map(|pool| pool.scheme())
-    }
+/// What credentials are for that jobs give themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Provided {
+    pub(crate) scheme: UrlScheme,
+    /// The identity of the source; see the module.
+    pub(crate) source: u128,
+}
 
+impl JobStores {
     /// Returns the number that stands for the variables in identities; see the module.
     pub(crate) fn number(&self) -> u64 {
         self.number
@@ -72,6 +78,7 @@ impl AllStores {
         AllStores {
             without_variables: Arc::new(JobStores {
                 number: NO_VARIABLES,
+                provided: None,
                 pool: None,
                 stores: Arc::new(stores.of_job(&variables)),
                 variables,
@@ -80,19 +87,19 @@ impl AllStores {
         }
     }
 
-    /// Returns the stores of a job with these variables. `provided` is the kind of stores whose credentials it gives itself,
-    /// if it does. As long as somebody holds them, jobs with the same ones get them too. New ones replace those that nobody
+    /// Returns the stores of a job with these variables. `provided` is what the credentials are for that it gives itself, if it
+    /// does. As long as somebody holds them, jobs with the same ones get them too. New ones replace those that nobody
     /// holds any more.
     pub(crate) fn of(
         &self,
         variables: &StoreVariables,
-        provided: Option<UrlScheme>,
+        provided: Option<Provided>,
     ) -> Arc<JobStores> {
         if variables.is_empty() && provided.is_none() {
             return self.without_variables.clone();
         }
         let mut state = lock(&self.state);
-        let is_same = |s: &&Arc<JobStores>| s.variables == *variables && s.provided() == provided;
+        let is_same = |s: &&Arc<JobStores>| s.variables == *variables && s.provided == provided;
         if let Some(known) = state.used.iter().find(is_same) {
             return known.clone();
         }
@@ -105,11 +112,12 @@ impl AllStores {
             state.add_closed(&stores.stores);
         }
         state.sets += 1;
-        let pool = provided.map(CredentialPool::new);
+        let pool = provided.map(|provided| CredentialPool::new(provided.scheme));
         let all = &self.without_variables.stores;
         let new = Arc::new(JobStores {
             number: NO_VARIABLES + state.sets,
             variables: variables.clone(),
+            provided,
             stores: Arc::new(match &pool {
                 Some(pool) => all.of_providers(variables, pool),
                 None => all.of_job(variables),
@@ -225,10 +233,13 @@ mod tests {
     fn jobs_that_give_credentials_have_stores_of_their_own() {
         let all = AllStores::new(&Stores::default());
         let none = StoreVariables::default();
-        let given = all.of(&none, Some(UrlScheme::S3));
-        assert_ne!(given.number(), all.of(&none, None).number());
-        assert_ne!(given.number(), all.of(&none, Some(UrlScheme::Gs)).number());
-        assert_eq!(given.number(), all.of(&none, Some(UrlScheme::S3)).number());
+        let for_source = |scheme, source| Some(Provided { scheme, source });
+        let given = all.of(&none, for_source(UrlScheme::S3, 1));
+        let number = |provided| all.of(&none, provided).number();
+        assert_ne!(given.number(), number(None));
+        assert_ne!(given.number(), number(for_source(UrlScheme::Gs, 1)));
+        assert_ne!(given.number(), number(for_source(UrlScheme::S3, 2)));
+        assert_eq!(given.number(), number(for_source(UrlScheme::S3, 1)));
     }
 
     #[test]

@@ -63,6 +63,10 @@ impl PoolWork for Admit {
         self.recipe.may_detach(self.id)
     }
 
+    fn expected_bytes(&self) -> Option<u64> {
+        self.recipe.dataset.listed_len(self.id)
+    }
+
     fn detached_read(&mut self) -> Option<DetachedRead> {
         let is_wanted = self.needs_fetch();
         is_wanted.then(|| self.recipe.detached_read(self.id))?

@@ -49,6 +49,7 @@ fn the_environment_of_the_process_counts_for_nothing() {
         key: "key-of-job".into(),
         secret: "SECRET-of-job".into(),
         token: "token-of-job".into(),
+        bucket: String::new(),
     });
     // A test cannot change its own environment, since other threads may be reading it.
     let child = Command::new(std::env::current_exe().unwrap())

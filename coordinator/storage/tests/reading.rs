@@ -334,6 +334,7 @@ fn credentials_that_are_refused_before_they_expire_are_asked_for_anew() {
             key: format!("key-{name}"),
             secret: HIDDEN.into(),
             token: format!("token-{name}"),
+            bucket: String::new(),
         });
     };
     demand("one");
@@ -387,6 +388,7 @@ impl Profile {
             key: format!("key-{name}"),
             secret: HIDDEN.into(),
             token: format!("token-{name}"),
+            bucket: String::new(),
         };
         let printed = format!(
             "{{\"Version\": 1, \"AccessKeyId\": \"{}\", \"SecretAccessKey\": \"{HIDDEN}\", \"SessionToken\": \"{}\", \

@@ -14,6 +14,8 @@ from tests.benchmarks.loaders import report as loaders
 from tests.benchmarks.loaders.measure import Dataset
 from tests.benchmarks.loaders.records import Spread
 from tests.benchmarks.loaders.tables import Section, TablesPage
+from tests.benchmarks.native_data import report as native_data
+from tests.benchmarks.native_data.running import Plan, Run
 from tests.benchmarks.slow_samples import report as slow_samples
 from tests.benchmarks.slow_samples.cost import CostResults
 from tests.benchmarks.slow_samples.forms import FormsResults
@@ -61,6 +63,7 @@ def test_a_page_names_its_command_and_has_each_table_under_its_heading(tmp_path:
                 what_if.page([row(1.0)], 3),
                 gpu.page(gpu.NOT_MEASURED),
                 storage.Results(DATA, [], {}, quick=False).page(),
+                native_data.Results({Plan("tokens", "coprep", 1): [Run(1, 1, 1, 0)]}, {}, 5, quick=False).page(),
             )
         ),
     ],

@@ -9,6 +9,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -283,10 +284,11 @@ def _hour(**zone: Any) -> datetime:
     ("returned", "told"),
     [
         (None, "returned NoneType instead of a dict"),
-        ({}, "lacks credentials: for s3:// it must have access_key_id and secret_access_key"),
+        ({}, "lacks credentials: for s3 URLs it must have access_key_id and secret_access_key"),
         (_without("secret_access_key"), "lacks credentials"),
-        ({**Keys(FIRST)(), "expire_at": _hour()}, "has other keys as well: for s3:// it must have"),
+        ({**Keys(FIRST)(), "expire_at": _hour()}, "has other keys as well: for s3 URLs it must have"),
         ({**Keys(FIRST)(), "token": b"TOKENFIRST"}, "token is bytes instead of str"),
+        ({**Keys(FIRST)(), "token": "TOKENFIRST\udcff"}, "token has characters that are no Unicode"),
         ({**Keys(FIRST)(), "expires_at": _hour()}, "expires_at has no time zone"),
         ({**Keys(FIRST)(), "expires_at": 1.5}, "expires_at is float instead of datetime"),
         ({**Keys(FIRST)(), "expires_at": _hour(tz=timezone.utc) - timedelta(days=1)}, "have expired already"),
@@ -320,6 +322,29 @@ def test_a_provider_that_cannot_be_asked_is_one_error(socket_path: Path, store: 
             coprep.ImageFolder(elsewhere, credential_provider=keys)
     with pytest.raises(ValueError, match="gs:// and az://"):
         coprep.Files(["gs://a/a.jpg", "az://a/a.jpg"], credential_provider=keys)
+
+
+def test_credentials_for_one_bucket_are_not_used_for_another(
+    socket_path: Path, store: ObjectServer, few: Path
+) -> None:
+    store.load("validation", "photos", few)
+    of_bucket = [replace(FIRST, bucket="bucket"), replace(SECOND, bucket="validation")]
+    store.demand(*of_bucket)
+    sources = [
+        coprep.ImageFolder(f"s3://{one.bucket}/photos", credential_provider=Keys(one)) for one in of_bucket
+    ]
+    # Both at once, so that the credentials of both are new.
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(_whole_epoch, sources)) == [list(range(N))] * 2
+    with loader(sources[0], cache="off") as train, loader(sources[1], cache="off") as validation:
+        for _ in range(3):
+            assert sorted(ids(train)) == sorted(ids(validation)) == list(range(N))
+    assert failed_requests() == 0
+
+
+def _whole_epoch(source: coprep.Pipeline) -> list[int]:
+    with loader(source, cache="off") as train:
+        return sorted(ids(train))
 
 
 HANGS = f"""

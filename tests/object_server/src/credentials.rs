@@ -12,6 +12,8 @@ pub struct Credentials {
     pub secret: String,
     /// The token of the session.
     pub token: String,
+    /// The only bucket that they may read, or empty for all.
+    pub bucket: String,
 }
 
 /// The folder of the metadata service of Amazon EC2, and the role that it has here.
@@ -29,10 +31,17 @@ impl Credentials {
             all.map(str::to_owned).collect::<Vec<_>>()
         };
         let (keys, secrets, tokens) = (texts("key"), texts("secret"), texts("token"));
-        let parts = keys.into_iter().zip(secrets).zip(tokens);
-        parts
-            .map(|((key, secret), token)| Credentials { key, secret, token })
-            .collect()
+        let buckets = texts("bucket")
+            .into_iter()
+            .chain(std::iter::repeat(String::new()));
+        let parts = keys.into_iter().zip(secrets).zip(tokens).zip(buckets);
+        let of = |(((key, secret), token), bucket)| Credentials {
+            key,
+            secret,
+            token,
+            bucket,
+        };
+        parts.map(of).collect()
     }
 
     /// Returns `true` if a request names this key and this token, as S3 wants it, or has the token as a bearer token.
@@ -40,6 +49,9 @@ impl Credentials {
         let Some(header) = request.header("authorization") else {
             return false;
         };
+        if !self.bucket.is_empty() && request.object().0 != self.bucket {
+            return false;
+        }
         let has_key = header.contains(&format!("Credential={}/", self.key));
         let has_both = has_key && request.header("x-amz-security-token") == Some(&self.token);
         has_both || header == format!("Bearer {}", self.token)
@@ -66,7 +78,9 @@ impl Credentials {
         let text = if rest.is_empty() {
             ROLE.to_owned()
         } else {
-            let Credentials { key, secret, token } = self;
+            let Credentials {
+                key, secret, token, ..
+            } = self;
             format!(
                 "{{\"AccessKeyId\": \"{key}\", \"SecretAccessKey\": \"{secret}\", \"Token\": \"{token}\", \
                  \"Expiration\": \"{EXPIRATION}\"}}"

@@ -53,6 +53,10 @@ pub(crate) trait PoolWork: Send {
     fn may_detach(&self) -> bool {
         false
     }
+    /// Returns the bytes that the task is going to read, or `None` if nothing has told them.
+    fn expected_bytes(&self) -> Option<u64> {
+        None
+    }
     /// Returns a read that needs no thread while it waits, or `None` if a thread is to [fetch](Self::fetch).
     fn detached_read(&mut self) -> Option<DetachedRead> {
         None
@@ -81,6 +85,10 @@ impl StageWork for Box<dyn PoolWork> {
 
     fn may_detach(&self) -> bool {
         PoolWork::may_detach(&**self)
+    }
+
+    fn expected_bytes(&self) -> Option<u64> {
+        PoolWork::expected_bytes(&**self)
     }
 }
 
@@ -324,6 +332,13 @@ impl SharedPool {
         }
     }
 
+    /// Records that a thread reads, and is not soon free for another task. One that waits may have to take its place.
+    fn reads_itself(&self, thread: usize) {
+        let mut state = self.state();
+        state.stages.reads_itself(thread);
+        self.wake(state);
+    }
+
     /// Wakes all threads that wait for a task.
     fn wake_all(&self, mut state: MutexGuard<'_, PoolState>) {
         let woken = std::mem::take(&mut state.idle);
@@ -466,14 +481,14 @@ fn carry_out(
                 detach(pool, thread, work, read);
                 return CompletedTask::Begun;
             }
-            pool.state().stages.reads_itself(thread);
+            pool.reads_itself(thread);
             fetched(work, None)
         }
         ThreadTask::Fetch(work, arrived) => {
             let had_arrived = arrived.is_some();
             let arrived = arrived.filter(|bytes| work.is_intact(bytes));
             if had_arrived && arrived.is_none() {
-                pool.state().stages.reads_itself(thread);
+                pool.reads_itself(thread);
             }
             fetched(work, arrived)
         }

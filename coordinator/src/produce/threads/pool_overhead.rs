@@ -14,6 +14,10 @@ impl StageWork for u32 {
     fn is_to_cache(&self) -> bool {
         false
     }
+
+    fn expected_bytes(&self) -> Option<u64> {
+        Some(1)
+    }
 }
 
 /// Number of samples that wait meanwhile.

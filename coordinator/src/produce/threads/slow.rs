@@ -133,6 +133,13 @@ impl<T> SlowSources<T> {
         recovered.map_or_else(Vec::new, |mut slow| slow.waiting.extract(|_| true))
     }
 
+    /// Records that a read that was set apart has ended without an answer. It pays for no other read.
+    pub(super) fn failed(&mut self, source: SourceId) {
+        if let Some(slow) = self.sources.get_mut(&source) {
+            slow.reads = slow.reads.saturating_sub(1);
+        }
+    }
+
     /// Probes sources that answer nothing, and forgets sources that have nothing to do. Returns the tasks that do not
     /// read any more, with their times.
     pub(super) fn maintain(

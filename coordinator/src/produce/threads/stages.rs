@@ -44,6 +44,8 @@ pub(super) trait StageWork {
     fn may_detach(&self) -> bool {
         false
     }
+    /// Returns the bytes that the task is going to read, or `None` if nothing has told them.
+    fn expected_bytes(&self) -> Option<u64>;
 }
 
 /// A task for a thread.
@@ -63,13 +65,15 @@ pub(super) enum CompletedTask<W> {
     Prepared(Box<Scratch>),
 }
 
-/// The most reads that are set apart, of all sources together. Further ones count as any other task of the pool. Each
-/// costs a thread that sleeps, which takes some KiB.
+/// The most threads that read apart, of all sources together. Further reads count as any other task of the pool. A thread
+/// that sleeps takes some KiB.
 const MOST_APART: u32 = 256;
 
 /// Most bytes of samples that are fetched, or being fetched, and not prepared. Remote storage needs many reads at a time,
 /// and memory must not follow from the size of samples.
-const MOST_HELD: f64 = (512 << 20) as f64;
+const MOST_HELD: u64 = 512 << 20;
+/// Bytes of a sample before any was fetched, if no listing tells them. So at most 128 such reads are begun at first.
+const FIRST_GUESS: u64 = 4 << 20;
 
 /// A task that waits for a thread.
 struct QueuedTask<W> {
@@ -85,6 +89,8 @@ struct QueuedTask<W> {
     may_detach: bool,
     /// Bytes that were fetched for it.
     bytes: u64,
+    /// Bytes that it is going to fetch, if something has told them.
+    expected: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -96,8 +102,11 @@ enum Stage {
 /// The task of a thread.
 struct Step {
     stage: Stage,
+    due: Deadline,
     file: Option<SourceFile>,
     since: Instant,
+    /// Bytes that are counted for it while it is fetched.
+    expected: u64,
     /// `true` if the task counts neither in `fetching` nor in `preparing`.
     is_apart: bool,
     /// `true` if others that need its file wait for it.
@@ -155,6 +164,11 @@ pub(super) struct StageQueues<W> {
     apart: u32,
     /// Bytes of the samples that are fetched and not prepared.
     held: u64,
+    /// Bytes that are expected for the samples that are being fetched. Reads that are set apart do not count: storage that
+    /// is stuck sends none, and must keep no other storage from being read.
+    incoming: u64,
+    /// Bytes of the samples that were fetched last, on average.
+    typical: u64,
     cpus: u32,
     threads: u32,
     /// Number of threads that exist.
@@ -186,6 +200,8 @@ impl<W: StageWork> StageQueues<W> {
             preparing: 0,
             apart: 0,
             held: 0,
+            incoming: 0,
+            typical: FIRST_GUESS,
             cpus,
             threads: cpus,
             started: cpus,
@@ -208,8 +224,9 @@ impl<W: StageWork> StageQueues<W> {
 
     /// Returns the number of threads that should exist.
     pub(super) fn wanted_threads(&self) -> u32 {
-        let room = MOST_APART.saturating_sub(self.apart);
-        self.pool_threads() + self.apart_threads() + self.slow.openings().min(room)
+        let apart = self.apart_threads();
+        let room = MOST_APART.saturating_sub(apart);
+        self.pool_threads() + apart + self.slow.openings().min(room)
     }
 
     /// Returns the number of tasks that threads can have at a time.
@@ -233,6 +250,11 @@ impl<W: StageWork> StageQueues<W> {
         };
         let task = QueuedTask {
             may_detach: is_to_fetch && work.may_detach(),
+            expected: if is_to_fetch {
+                work.expected_bytes()
+            } else {
+                None
+            },
             work,
             stage,
             due,
@@ -315,7 +337,7 @@ impl<W: StageWork> StageQueues<W> {
             return;
         };
         self.errands -= u32::from(step.is_errand);
-        self.stop_counting(step.stage, step.is_apart);
+        self.stop_counting(step.stage, step.is_apart, step.expected);
         let shared = step.file.filter(|_| step.is_shared);
         match done {
             CompletedTask::Fetched(work, ready) => {
@@ -334,6 +356,7 @@ impl<W: StageWork> StageQueues<W> {
                     is_shared: step.is_shared,
                     may_detach: false,
                     bytes: ready.bytes,
+                    expected: None,
                 };
                 self.held += ready.bytes;
                 self.enqueue(task);
@@ -348,12 +371,19 @@ impl<W: StageWork> StageQueues<W> {
         }
     }
 
-    fn count(&mut self, stage: Stage, is_apart: bool) {
+    /// Counts a task that is under way. `expected` are the bytes that it fetches.
+    fn count(&mut self, stage: Stage, is_apart: bool, expected: u64) {
         *self.counter(stage, is_apart) += 1;
+        if stage == Stage::Fetch && !is_apart {
+            self.incoming += expected;
+        }
     }
 
-    fn stop_counting(&mut self, stage: Stage, is_apart: bool) {
+    fn stop_counting(&mut self, stage: Stage, is_apart: bool, expected: u64) {
         *self.counter(stage, is_apart) -= 1;
+        if stage == Stage::Fetch && !is_apart {
+            self.incoming -= expected;
+        }
     }
 
     fn counter(&mut self, stage: Stage, is_apart: bool) -> &mut u32 {
@@ -367,6 +397,9 @@ impl<W: StageWork> StageQueues<W> {
     fn count_fetched(&mut self, ready: &Ready, is_apart: bool) {
         // A fetch of 0 bytes does not count: the sample may have been cached meanwhile.
         let fetched = u64::from(ready.bytes > 0);
+        if fetched > 0 {
+            self.typical = (15 * self.typical + ready.bytes) / 16;
+        }
         if is_apart {
             self.sums.fetched_apart += fetched;
         } else {
@@ -415,6 +448,8 @@ impl<W: StageWork> StageQueues<W> {
         place: Place,
         is_reading: &impl Fn(usize) -> bool,
     ) {
+        let is_full = self.apart_threads() >= MOST_APART;
+        let has_thread_for = |place| matches!(place, Place::Detached(_)) || !is_full;
         let step = match place {
             Place::Thread(thread) => self.under_way.get_mut(thread).and_then(Option::as_mut),
             Place::Detached(number) => self.detached.step_mut(number),
@@ -424,16 +459,16 @@ impl<W: StageWork> StageQueues<W> {
         let Some(source) = step.source().filter(|_| is_long && !step.is_apart) else {
             return;
         };
-        if !step.is_read(place, is_reading) || self.apart >= MOST_APART {
+        let (stage, expected) = (step.stage, step.expected);
+        if !step.is_read(place, is_reading) || !has_thread_for(place) {
             return;
         }
-        let stage = step.stage;
         step.is_apart = true;
         // The same file may be answered at another attempt.
         let was_shared = std::mem::take(&mut step.is_shared);
         let shared = step.file.filter(|_| was_shared);
-        self.stop_counting(stage, false);
-        self.count(stage, true);
+        self.stop_counting(stage, false, expected);
+        self.count(stage, true, expected);
         let under_way = self.under_way.iter().flatten().chain(self.detached.steps());
         let reads = under_way.filter(|step| step.is_apart && step.source() == Some(source));
         if self.slow.stuck(source, reads.count() as u32, now) {
@@ -512,21 +547,26 @@ impl<W: StageWork> StageQueues<W> {
         let QueuedTask {
             work,
             stage,
+            due,
             file,
             bytes,
             is_shared,
             may_detach,
+            expected,
             ..
         } = task;
         self.held -= bytes;
-        self.count(stage, is_apart);
+        let expected = expected.unwrap_or(self.typical);
+        self.count(stage, is_apart, expected);
         // A read of a slow source has a thread, which waits for as long as it may take.
         let is_errand = stage == Stage::Fetch && may_detach && !is_apart;
         self.errands += u32::from(is_errand);
         let step = Step {
             stage,
+            due,
             file,
             since: now,
+            expected,
             is_apart,
             is_shared,
             is_errand,
@@ -549,9 +589,11 @@ impl<W: StageWork> StageQueues<W> {
 
     /// Returns `true` if a slow source may be read, and the other tasks still have all their threads then.
     fn may_read_apart(&self) -> bool {
-        self.slow.has_ready()
-            && self.apart < MOST_APART
-            && self.started > self.pool_threads() + self.apart_threads()
+        if !self.slow.has_ready() {
+            return false;
+        }
+        let apart = self.apart_threads();
+        apart < MOST_APART && self.started > self.pool_threads() + apart
     }
 
     fn is_full(&self) -> bool {
@@ -580,9 +622,9 @@ impl<W: StageWork> StageQueues<W> {
 
     /// Returns `true` if one more read keeps the bytes within their bound, or processors would have nothing to do.
     fn has_memory(&self) -> bool {
-        let each = self.sums.fetched_bytes as f64 / self.sums.fetched.max(1) as f64;
-        let reads = f64::from(self.fetching + 1);
-        self.fetching + self.preparing < self.cpus || self.held as f64 + reads * each <= MOST_HELD
+        let next = self.to_fetch.peek().and_then(|task| task.expected);
+        let bytes = self.held + self.incoming + next.unwrap_or(self.typical);
+        self.fetching + self.preparing < self.cpus || bytes <= MOST_HELD
     }
 
     /// Returns `true` if few enough fetched samples wait to be prepared.

@@ -93,6 +93,10 @@ impl PoolWork for PipelineWork {
         self.recipe.may_detach(self.sample.draw.id)
     }
 
+    fn expected_bytes(&self) -> Option<u64> {
+        self.recipe.dataset.listed_len(self.sample.draw.id)
+    }
+
     fn detached_read(&mut self) -> Option<DetachedRead> {
         if !self.needs_fetch() {
             return None;

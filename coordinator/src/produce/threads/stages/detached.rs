@@ -8,7 +8,9 @@ use std::collections::VecDeque;
 
 use coprep_storage::ReadBytes;
 
-use crate::produce::threads::stages::{Stage, StageQueues, StageWork, Step, ThreadTask};
+use crate::produce::threads::stages::{
+    QueuedTask, Stage, StageQueues, StageWork, Step, ThreadTask,
+};
 
 /// Number of errands for which a thread is woken although all processors are busy. Samples that take long to prepare
 /// must not keep the reads of others from being begun.
@@ -102,14 +104,39 @@ impl<W: StageWork> StageQueues<W> {
         self.detached.arrived.push_back((number, bytes));
     }
 
-    /// Lets a thread go on with a sample whose read has ended.
+    /// Lets a thread go on with a sample whose read has ended, or returns `None` if the read brought nothing.
     pub(super) fn finish_arrived(&mut self, thread: usize) -> Option<ThreadTask<W>> {
-        let (Detached { mut step, work }, bytes) = self.detached.pop_arrived()?;
-        // Without bytes, the thread is going to read.
-        step.is_errand = bytes.is_some();
-        self.errands += u32::from(step.is_errand);
-        self.put(thread, step);
-        Some(ThreadTask::Fetch(work, bytes))
+        let (mut read, bytes) = self.detached.pop_arrived()?;
+        if bytes.is_none() {
+            self.fetch_by_thread(read);
+            return None;
+        }
+        read.step.is_errand = true;
+        self.errands += 1;
+        self.put(thread, read.step);
+        Some(ThreadTask::Fetch(read.work, bytes))
+    }
+
+    /// Lets a task whose read brought nothing wait for a thread that reads. Where storage fails, many reads end at the same
+    /// time, and their threads would be all that there are, so such a task waits as any other.
+    fn fetch_by_thread(&mut self, failed: Detached<W>) {
+        let Detached { step, work } = failed;
+        self.stop_counting(step.stage, step.is_apart, step.expected);
+        if let Some(source) = step.source().filter(|_| step.is_apart) {
+            self.slow.failed(source);
+        }
+        self.end_shared(step.file.filter(|_| step.is_shared));
+        self.enqueue(QueuedTask {
+            stage: Stage::Fetch,
+            due: step.due,
+            file: step.file,
+            reads: true,
+            is_shared: false,
+            may_detach: false,
+            bytes: 0,
+            expected: Some(step.expected),
+            work,
+        });
     }
 
     pub(super) fn has_arrived(&self) -> bool {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 
 /// Memory takes samples with a capital letter, and refuses those with a digit. Nobody wants `u` and `v` any more. Those with
-/// a Greek letter are read without a thread.
+/// a Greek letter are read without a thread. Those called `l` are large.
 impl StageWork for char {
     fn needs_fetch(&self) -> bool {
         !self.is_ascii_uppercase() && !['u', 'v'].contains(self)
@@ -18,7 +18,17 @@ impl StageWork for char {
     fn may_detach(&self) -> bool {
         ('α'..='ω').contains(self)
     }
+
+    fn expected_bytes(&self) -> Option<u64> {
+        match self {
+            'l' => Some(LARGE),
+            '?' => None,
+            _ => Some(1),
+        }
+    }
 }
+
+const LARGE: u64 = MOST_HELD / 4;
 
 /// Returns a pool with samples of these names, in the order in which they are due.
 fn pool(cpus: u32, threads: u32, to_fetch: &str, to_prepare: &str) -> StageQueues<char> {
@@ -132,20 +142,59 @@ fn no_more_is_fetched_than_can_soon_be_prepared() {
 
 #[test]
 fn large_samples_are_fetched_fewer_at_a_time() {
-    let mut stages = pool(1, 8, "abcdefgh", "");
-    assert_eq!(begun(&mut stages), "fa fb fc fd fe ff fg fh ");
+    let mut stages = pool(1, 8, "llllllll", "");
+    assert_eq!(begun(&mut stages), "fl fl fl fl ");
     let large = || Ready {
-        bytes: MOST_HELD as u64 / 4,
+        bytes: LARGE,
         ..Ready::default()
     };
-    for name in "ijkl".chars() {
-        stages.submit(Instant::now(), Deadline::at(50.0), true, None, name);
-    }
-    for thread in 0..4 {
+    for thread in 0..3 {
         fetched_by(&mut stages, Instant::now(), thread, large());
     }
-    // One is prepared, three wait, four are being read: that is more than the bound already.
-    assert_eq!(begun(&mut stages), "p. ");
+    // One is prepared, two wait and one is being read.
+    assert_eq!(begun(&mut stages), "p. fl ");
+    assert_eq!(stages.held + stages.incoming, MOST_HELD);
+    // What is prepared takes no memory here any more, and all reads end.
+    for _ in 0..6 {
+        prepared(&mut stages);
+        begun(&mut stages);
+        while let Some(thread) = stages.under_way.iter().position(is_fetch) {
+            fetched_by(&mut stages, Instant::now(), thread, large());
+        }
+        assert!(stages.held + stages.incoming <= MOST_HELD);
+    }
+}
+
+fn is_fetch(step: &Option<Step>) -> bool {
+    step.as_ref().is_some_and(|step| step.stage == Stage::Fetch)
+}
+
+#[test]
+fn samples_of_unknown_size_count_as_those_that_were_fetched_last() {
+    let mut stages = pool(1, 500, &"?".repeat(500), "");
+    let first = begun(&mut stages).matches('f').count() as u64;
+    assert_eq!(first, MOST_HELD / FIRST_GUESS);
+    for thread in 0..100 {
+        fetched_by(&mut stages, Instant::now(), thread, ready(0.0));
+    }
+    assert!(stages.typical < FIRST_GUESS / 100);
+    // All of the others.
+    assert_eq!(begun(&mut stages).matches('f').count() as u64, 500 - first);
+}
+
+#[test]
+fn reads_that_are_stuck_keep_no_memory_from_others() {
+    let now = Instant::now();
+    let mut stages = pool(1, 8, "llll", "");
+    assert_eq!(begun_at(&mut stages, now), "fl fl fl fl ");
+    stages.submit(now, Deadline::at(9.0), true, Some(OTHER), 'l');
+    assert_eq!(begun_at(&mut stages, now), "");
+    maintain(&mut stages, now + STUCK, false);
+    assert_eq!(begun_at(&mut stages, now + STUCK), "fl ");
+    for thread in 0..4 {
+        fetched_by(&mut stages, now + STUCK, thread, ready(0.0));
+    }
+    assert_eq!(stages.incoming, LARGE);
 }
 
 #[test]
@@ -464,13 +513,35 @@ fn a_read_without_a_thread_that_is_stuck_is_set_apart() {
     for read in reads {
         stages.arrived(read, None);
     }
-    // Nothing was read, so threads read.
-    assert_eq!(begun_at(&mut stages, now + STUCK), "fα fβ ");
-    assert_eq!(stages.errands, 0);
-    for thread in [1, 2] {
-        fetched_by(&mut stages, now + STUCK, thread, ready(0.0));
+    // Nothing was read. The samples wait for threads beyond those of the pool, as all of their source.
+    stages.submit(now, Deadline::at(99.5), true, Some(OTHER), 'y');
+    assert_eq!(begun_at(&mut stages, now + STUCK), "fy ");
+    assert_eq!((stages.now().apart, stages.now().to_fetch), (0, 2));
+    maintain(&mut stages, now + STUCK, false);
+    assert_eq!(begun_at(&mut stages, now + STUCK), "fα ");
+    fetched_by(&mut stages, now + STUCK, 2, ready(0.0));
+    maintain(&mut stages, now + STUCK, false);
+    // The threads of the pool are at other reads.
+    assert_eq!(begun_at(&mut stages, now + STUCK), "fβ ");
+    let counts = stages.now();
+    assert_eq!((counts.apart, counts.fetching, stages.errands), (1, 2, 0));
+}
+
+#[test]
+fn samples_whose_reads_failed_wait_for_threads_in_the_order_in_which_they_are_due() {
+    let mut stages = pool(2, 2, "αβ", "");
+    let now = Instant::now();
+    let reads = detach_all(&mut stages, now);
+    stages.submit(now, Deadline::at(0.5), true, Some(OTHER), 'x');
+    for read in reads {
+        stages.arrived(read, None);
     }
-    assert_eq!((stages.now().apart, stages.now().fetching), (0, 1));
+    assert_eq!(begun_at(&mut stages, now), "fα fx ");
+    fetched(&mut stages, 'α', 0.0);
+    assert_eq!(begun_at(&mut stages, now), "pα ");
+    done_preparing(&mut stages, 0);
+    assert_eq!(begun_at(&mut stages, now), "fβ ");
+    assert_eq!((stages.now().fetching, stages.incoming), (2, 2));
 }
 
 #[test]
