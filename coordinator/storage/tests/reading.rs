@@ -169,6 +169,37 @@ fn the_rest_of_a_body_that_stops_coming_is_asked_for_again() {
 }
 
 #[test]
+fn the_rest_of_a_body_is_not_taken_from_an_object_that_replaced_it() {
+    let (server, stores) = server(PATIENCE);
+    let listed = table(&server, &stores, 10, 1000);
+    let before = read_often(&server, &listed);
+    // On a web server, no listing has told the ETag.
+    let (store, mut unlisted) = (store(&stores), ObjectTable::local(std::path::Path::new("")));
+    unlisted.push_object(&store, "p/003", None);
+    for (at, table, object) in [(before, &listed, 3), (before + 2, &unlisted, 0)] {
+        server.put(BUCKET, "p/003", &bytes(3, 1000));
+        server.set(Faults {
+            pause_every: at + 1,
+            stall: Duration::from_millis(2500),
+            ..Faults::default()
+        });
+        let mut read = Vec::new();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| table.read(Extent::whole(object), &mut read));
+            while server.counts().gets == at {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            server.put(BUCKET, "p/003", &bytes(4, 1000));
+            reader.join().unwrap().unwrap();
+        });
+        // The first answer goes on after its pause.
+        assert_eq!(read, bytes(3, 1000));
+        assert_eq!(server.counts().gets, at + 2, "the rest was asked for");
+        assert_eq!(stores.outages(), []);
+    }
+}
+
+#[test]
 fn few_requests_that_are_answered_late_are_sent_again() {
     let (server, stores) = server(PATIENCE);
     let table = table(&server, &stores, 10, 1000);

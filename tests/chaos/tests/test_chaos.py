@@ -31,8 +31,8 @@ from tests.chaos.draw import draw
 from tests.chaos.history import Result
 from tests.chaos.plan import At, Data, Fault, Job, Plan, Point, features, loads
 
-ROUND = (8, 21, 43, 44, 48, 51, 71, 88, 102, 120, 126, 150, 154, 158, 189, 227)
-"""Seeds of the short round. They cover each kind of dataset, several ranks, kills of every process, and stores."""
+ROUND = (8, 21, 43, 44, 48, 51, 71, 88, 102, 120, 126, 150, 154, 158, 189, 227, 343)
+"""Seeds of the short round. They cover each kind of dataset, several ranks, kills of every process, stores, and their keys."""
 POINTS = (Point("some-point"), Point("another", costs_a_sample=True))
 ROOT = Path(__file__).parents[3]
 

@@ -88,6 +88,14 @@ impl Answer {
         Err(io::ErrorKind::ConnectionReset.into())
     }
 
+    /// Sends half of the answer, and the other half after a time.
+    pub(crate) fn pause(&self, to: &mut TcpStream, time: Duration) -> io::Result<()> {
+        self.send_half(to)?;
+        std::thread::sleep(time);
+        let part = self.part();
+        to.write_all(&part[part.len() / 2..])
+    }
+
     /// Sends half of the answer, and then nothing for a time, which is long if `time` is zero.
     pub(crate) fn stall(&self, to: &mut TcpStream, time: Duration) -> io::Result<()> {
         self.send_half(to)?;

@@ -20,6 +20,8 @@ pub struct Faults {
     pub reset_every: u64,
     /// Says nothing more in the middle of the body.
     pub stall_every: u64,
+    /// Pauses for the time `stall` in the middle of the body.
+    pub pause_every: u64,
     /// Answers with another range than the one that was asked for.
     pub wrong_range_every: u64,
     /// Answers 503, with this probability.
@@ -44,6 +46,7 @@ pub(crate) enum Fault {
     Error,
     Reset,
     Stall,
+    Pause,
     WrongRange,
 }
 
@@ -54,6 +57,7 @@ impl Faults {
             (self.error_every, Fault::Error),
             (self.reset_every, Fault::Reset),
             (self.stall_every, Fault::Stall),
+            (self.pause_every, Fault::Pause),
             (self.wrong_range_every, Fault::WrongRange),
         ];
         let is_due = |every: u64| every > 0 && number.is_multiple_of(every);
@@ -95,6 +99,7 @@ impl Faults {
             error_every: number("error_every"),
             reset_every: number("reset_every"),
             stall_every: number("stall_every"),
+            pause_every: number("pause_every"),
             wrong_range_every: number("wrong_range_every"),
             error_share: share("error_share"),
             reset_share: share("reset_share"),

@@ -228,6 +228,7 @@ fn read(request: &HttpRequest, shared: &Shared, connection: &mut TcpStream) -> i
         Some(Fault::Error) => Answer::error(503, "SlowDown").send(connection, is_head),
         Some(Fault::Reset) => answer.break_off(connection),
         Some(Fault::Stall) => answer.stall(connection, faults.stall),
+        Some(Fault::Pause) => answer.pause(connection, faults.stall),
         Some(Fault::WrongRange) => shifted(answer).send(connection, is_head),
         None => answer.send(connection, is_head),
     }

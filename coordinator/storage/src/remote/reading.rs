@@ -54,7 +54,7 @@ impl Reading {
         if self.length.is_some_and(|wanted| wanted != length) {
             return Err(OTHER_LENGTH);
         }
-        let range = got.range.clone();
+        let (range, etag) = (got.range.clone(), got.meta.e_tag.clone());
         let mut body = got.into_stream();
         let mut bytes = std::mem::take(&mut self.memory);
         bytes.clear();
@@ -68,9 +68,12 @@ impl Reading {
             let Ok(next) = next else {
                 // Only once, because a body may be slow for good reasons.
                 pause = None;
-                if self.traffic.stragglers.may_send_second() {
-                    let rest = range.start + bytes.len() as u64..range.end;
-                    body = self.rest(rest).await?.into_stream();
+                let rest = range.start + bytes.len() as u64..range.end;
+                if rest.is_empty() {
+                    break;
+                }
+                if let Some(got) = self.rest(rest, etag.as_deref()).await {
+                    body = got.into_stream();
                 }
                 continue;
             };
@@ -104,14 +107,15 @@ impl Reading {
         Ok(got)
     }
 
-    /// Asks for a range of an object whose other bytes were read already.
-    async fn rest(&self, range: Range<u64>) -> Result<GetResult, Unread> {
-        let got = self.ask(Some(range.clone())).await?;
-        if got.range == range {
-            Ok(got)
-        } else {
-            Err(OTHER_LENGTH)
+    /// Asks for a range of an object whose other bytes were read already, from an object with this ETag. Returns `None` if
+    /// that brings nothing: the first answer may still go on.
+    async fn rest(&self, range: Range<u64>, etag: Option<&str>) -> Option<GetResult> {
+        // Without an ETag nobody could tell whether the object was replaced meanwhile.
+        if etag.is_none() || !self.traffic.stragglers.may_send_second() {
+            return None;
         }
+        let got = self.ask(Some(range.clone())).await.ok()?;
+        (got.range == range && got.meta.e_tag.as_deref() == etag).then_some(got)
     }
 
     /// Checks that an object is the one that was listed.
