@@ -329,7 +329,7 @@ fn an_index_file_that_is_too_large_for_its_shard_is_not_read() {
             std::fs::write(scratch.path().join("t.idx"), content).unwrap();
             server.put(BUCKET, "t.idx", content.as_bytes());
             let folder = scratch.path().join(format!("{number}-{}", content.len()));
-            let open = opened(&list(&[place.clone()]), &stores, &folder).unwrap();
+            let open = opened(&list(std::slice::from_ref(&place)), &stores, &folder).unwrap();
             assert_eq!(open.origins, origins, "{place}");
             assert_eq!(open.labels, [0, 1, 2]);
         }
