@@ -1,20 +1,16 @@
 //! Decodes column chunks that are in memory.
 
-use std::sync::Arc;
-
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use coprep_storage::Extent;
 use parquet::basic::CompressionCodec;
-use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
 use parquet::data_type::{ByteArray, DataType};
 use parquet::errors::{ParquetError, Result};
-use parquet::file::metadata::ColumnChunkMetaData;
-use parquet::file::reader::{ChunkReader, Length, SerializedPageReader};
 use parquet::schema::types::ColumnDescPtr;
 
 use crate::columns::is_unsigned;
 use crate::fault::guarded;
+use crate::pages::BoundedPages;
 
 /// The place of a column chunk in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,15 +86,7 @@ impl ChunkPlace {
     }
 
     fn reader(&self, chunk: Bytes, column: &ColumnDescPtr, most: u64) -> Result<ColumnReader> {
-        // The chunk is alone in memory, so that its pages begin at 0.
-        let meta = ColumnChunkMetaData::builder(column.clone())
-            .set_compression_codec(self.codec)
-            .set_total_compressed_size(chunk.len() as i64)
-            .set_data_page_offset(0)
-            .build()?;
-        let chunk = Arc::new(BoundedChunk { chunk, most });
-        let inner = SerializedPageReader::new(chunk, &meta, self.rows as usize, None)?;
-        let pages = BoundedPages { inner, left: most };
+        let pages = BoundedPages::of(chunk, column, self.codec, self.rows, most)?;
         Ok(get_column_reader(column.clone(), Box::new(pages)))
     }
 }
@@ -161,127 +149,100 @@ impl<T> Values<T> {
     }
 }
 
-/// A chunk in memory, whose pages may not claim to be larger than `most` bytes.
-struct BoundedChunk {
-    chunk: Bytes,
-    most: u64,
-}
-
-impl Length for BoundedChunk {
-    fn len(&self) -> u64 {
-        self.chunk.len() as u64
-    }
-}
-
-impl ChunkReader for BoundedChunk {
-    type T = bytes::buf::Reader<Bytes>;
-
-    /// Called at the header of each page. The library takes as much memory as a header says before it decompresses the
-    /// page, so the size is looked at here.
-    fn get_read(&self, start: u64) -> Result<Self::T> {
-        let rest = usize::try_from(start)
-            .ok()
-            .filter(|&at| at <= self.chunk.len());
-        let rest = rest.map(|at| self.chunk.slice(at..));
-        let rest = rest.ok_or_else(|| ParquetError::EOF("a page lies behind its chunk".into()))?;
-        match page_size(&rest) {
-            Some(size) if size <= self.most => Ok(rest.reader()),
-            Some(size) => Err(ParquetError::General(format!(
-                "a page claims to have {size} bytes"
-            ))),
-            None => Err(ParquetError::General("a page has no header".into())),
-        }
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
-        let start = usize::try_from(start).unwrap_or(usize::MAX);
-        let end = start
-            .checked_add(length)
-            .filter(|&end| end <= self.chunk.len());
-        let end = end.ok_or_else(|| ParquetError::EOF("a page lies behind its chunk".into()))?;
-        Ok(self.chunk.slice(start..end))
-    }
-}
-
-/// Returns the decompressed size in the header of a page: a struct in Thrift's compact protocol, whose first fields are
-/// the numbers of the page's type and of this size.
-fn page_size(header: &[u8]) -> Option<u64> {
-    /// The field after the one before, a 32-bit integer.
-    const NEXT_I32: u8 = 0x15;
-    let mut bytes = header.iter().copied();
-    let mut number = || -> Option<u64> {
-        if bytes.next()? != NEXT_I32 {
-            return None;
-        }
-        let mut value = 0u64;
-        // Five groups of seven bits hold any number of 32 bits. A longer one is no size.
-        for shift in (0..35).step_by(7) {
-            let byte = bytes.next()?;
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte & 0x80 == 0 {
-                return Some(value);
-            }
-        }
-        None
-    };
-    let _type = number()?;
-    // Zigzag: even numbers are not negative. A negative size is refused by the library.
-    Some(number()? >> 1)
-}
-
-/// Pages of a chunk, which may have `left` more bytes together.
-struct BoundedPages {
-    inner: SerializedPageReader<BoundedChunk>,
-    left: u64,
-}
-
-impl PageReader for BoundedPages {
-    fn get_next_page(&mut self) -> Result<Option<Page>> {
-        let page = self.inner.get_next_page()?;
-        let bytes = page.as_ref().map_or(0, |page| page.buffer().len() as u64);
-        let left = self.left.checked_sub(bytes);
-        self.left = left.ok_or_else(|| ParquetError::General("its pages are too large".into()))?;
-        Ok(page)
-    }
-
-    fn peek_next_page(&mut self) -> Result<Option<PageMetadata>> {
-        self.inner.peek_next_page()
-    }
-
-    fn skip_next_page(&mut self) -> Result<()> {
-        self.inner.skip_next_page()
-    }
-}
-
-impl Iterator for BoundedPages {
-    type Item = Result<Page>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.get_next_page().transpose()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use parquet::basic::Type;
+    use parquet::schema::types::{ColumnDescriptor, ColumnPath, Type as SchemaType};
+
     use super::*;
 
-    #[test]
-    fn the_size_of_a_page_is_read_from_its_header() {
-        // Type 0, and 300 as a zigzag number of two bytes.
-        assert_eq!(page_size(&[0x15, 0, 0x15, 0xd8, 0x04, 0x15]), Some(300));
-        assert_eq!(
-            page_size(&[0x15, 0, 0x15, 0xfe, 0xff, 0xff, 0xff, 0x0f]),
-            Some((1 << 31) - 1)
-        );
-        for cut in [
-            &[][..],
-            &[0x15],
-            &[0x15, 0, 0x15, 0x80],
-            &[0x05, 0, 0x15, 2],
-        ] {
-            assert_eq!(page_size(cut), None, "{cut:?}");
+    /// Returns a number of a header.
+    fn number(value: u64) -> Vec<u8> {
+        let (mut bytes, mut rest) = (vec![0x15], value << 1);
+        while rest > 0x7f {
+            bytes.push(rest as u8 | 0x80);
+            rest >>= 7;
         }
-        let endless = [0x15, 0, 0x15, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
-        assert_eq!(page_size(&endless), None);
+        bytes.push(rest as u8);
+        bytes
+    }
+
+    /// Returns a page: its type, the size that it claims, the field of its own header, and the numbers in that.
+    fn page((kind, claimed): (u64, u64), field: u8, numbers: &[u64], content: &[u8]) -> Vec<u8> {
+        let own: Vec<u8> = numbers.iter().flat_map(|&value| number(value)).collect();
+        let lengths = [number(kind), number(claimed), number(content.len() as u64)].concat();
+        // Fields are counted from the one before, the third. A zero ends a struct.
+        let begin = [(field - 3) << 4 | 0xc];
+        [&lengths, &begin[..], &own, &[0, 0], content].concat()
+    }
+
+    fn dictionary(values: u64, claimed: u64, content: &[u8]) -> Vec<u8> {
+        page((2, claimed), 7, &[values, 0], content)
+    }
+
+    fn data(values: u64, encoding: u64, content: &[u8]) -> Vec<u8> {
+        page(
+            (0, content.len() as u64),
+            5,
+            &[values, encoding, 3, 3],
+            content,
+        )
+    }
+
+    fn refused(codec: CompressionCodec, chunk: Vec<u8>) -> String {
+        let place = ChunkPlace {
+            at: 0,
+            len: chunk.len() as u32,
+            codec,
+            rows: 3,
+        };
+        let column = SchemaType::primitive_type_builder("image", Type::BYTE_ARRAY);
+        let column = Arc::new(column.build().expect("it is a type"));
+        let column = ColumnDescriptor::new(column, 0, 0, ColumnPath::from("image"));
+        let images = place.images(chunk.into(), &Arc::new(column), 1 << 20);
+        images.expect_err("it is refused")
+    }
+
+    #[test]
+    fn a_dictionary_that_claims_more_values_than_its_bytes_hold_is_refused() {
+        let plain = CompressionCodec::UNCOMPRESSED;
+        for values in [3, (1 << 31) - 1] {
+            let text = refused(plain, dictionary(values, 8, &[0; 8]));
+            let said = format!("its dictionary claims to have {values} values in 8 bytes");
+            assert!(text.contains(&said), "{text}");
+        }
+        let content = snap::raw::Encoder::new().compress_vec(&[0; 1 << 20]);
+        let content = content.expect("it is written");
+        // Two values, and no page with rows behind them.
+        let text = refused(CompressionCodec::SNAPPY, dictionary(2, 1 << 20, &content));
+        assert!(text.contains("it has 0 rows"), "{text}");
+    }
+
+    #[test]
+    fn pages_that_claim_more_than_the_bound_together_are_refused_before_they_are_decompressed() {
+        let content = snap::raw::Encoder::new().compress_vec(&[0; 8]);
+        let content = content.expect("it is written");
+        let text = refused(
+            CompressionCodec::SNAPPY,
+            dictionary(2, (1 << 20) + 1, &content),
+        );
+        assert!(text.contains("its pages are too large"), "{text}");
+        let text = refused(CompressionCodec::SNAPPY, dictionary(2, 1 << 20, &content));
+        assert!(
+            text.contains("a page has 8 bytes, and its header says 1048576"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_count_of_values_that_is_not_that_of_the_page_takes_no_memory() {
+        // Blocks of 128 values, 4 in each, and 2^38 values.
+        let count = [&[0x80, 1, 4][..], &[0x80; 5], &[8, 0], &[0; 20]].concat();
+        for encoding in [6, 7] {
+            let text = refused(CompressionCodec::UNCOMPRESSED, data(3, encoding, &count));
+            assert!(text.contains("which is not read"), "{text}");
+        }
     }
 }

@@ -1,7 +1,10 @@
 //! Reads the footer of a file: its row groups, and where the chunks of two columns lie.
 
+use std::sync::Mutex;
+
 use bytes::Bytes;
 use coprep_protocol::spec::ParquetFiles;
+use coprep_shared_memory::lock::lock;
 use coprep_storage::{Error, Extent, ObjectTable};
 use parquet::basic::CompressionCodec;
 use parquet::file::metadata::{
@@ -12,17 +15,22 @@ use parquet::schema::types::ColumnDescPtr;
 use crate::chunk::ChunkPlace;
 use crate::columns::{class_names, image_column, label_column, only_label};
 use crate::fault::{FileFault, guarded};
+use crate::pages::{MOST_ROWS, is_read};
 
 /// Bytes that are read first, which hold most footers. A request takes as long as its answer begins, so that fewer bytes
 /// would save nothing.
 const TAIL: u64 = 64 << 10;
 /// Bytes at the end of a file: the length of the footer, and the magic number.
 const END: usize = 8;
-/// Largest footer that is read. Those of 100,000 row groups take some tens of megabytes.
-const MOST_FOOTER: u64 = 256 << 20;
-/// Most rows of a row group. An image has thousands of bytes, so that this is far beyond what is sensible, and a row
-/// takes 40 bytes of memory while its group is used.
-const MOST_ROWS: i64 = 1 << 22;
+/// Largest footer that is read. With three columns, that of 10,000 row groups takes 3.5 MB. The library takes up to 1.6 GB
+/// for a hostile one of 30 MiB.
+const MOST_FOOTER: u64 = 32 << 20;
+/// Footers from this size on are parsed one after another, because 64 files may be opened at once. Those of real files are
+/// smaller, or parsed within milliseconds.
+const LARGE_FOOTER: u64 = 256 << 10;
+/// Rows that a file may have beyond its bytes. A few bytes can say that millions of rows have no image, or the same one,
+/// and each row takes memory for its label as long as the dataset is open.
+const FREE_ROWS: u64 = 1 << 16;
 
 /// The facts about a file that its footer tells.
 pub(crate) struct FileFooter {
@@ -63,6 +71,8 @@ pub(crate) struct FooterReader<'a> {
     pub(crate) columns: &'a ParquetFiles,
     /// Most bytes of a chunk.
     pub(crate) most: u64,
+    /// Held while a large footer is parsed.
+    pub(crate) large: &'a Mutex<()>,
 }
 
 /// The last bytes of a file.
@@ -74,6 +84,8 @@ struct Tail {
 impl FooterReader<'_> {
     pub(crate) fn read(&self) -> Result<FileFooter, Error> {
         let tail = self.tail()?;
+        let is_large = tail.bytes.len() as u64 > LARGE_FOOTER;
+        let _turn = is_large.then(|| lock(self.large));
         self.parse(&tail)
             .map_err(|fault| fault.of(&self.objects.path(self.file).to_string_lossy()))
     }
@@ -146,12 +158,25 @@ impl FooterReader<'_> {
             let found = found.map_err(|fault| fault.within(&format!("row group {number}")))?;
             groups.extend(found);
         }
+        self.check_rows(&groups)?;
         Ok(FileFooter {
             image: schema.column(image),
             label: label_at.map(|at| schema.column(at)),
             groups,
             classes: self.classes(&meta),
         })
+    }
+
+    /// Returns an error if the file claims to have more rows than its bytes can be images of.
+    fn check_rows(&self, groups: &[GroupFooter]) -> Result<(), FileFault> {
+        let rows: u64 = groups.iter().map(|group| u64::from(group.image.rows)).sum();
+        if rows <= self.size + FREE_ROWS {
+            return Ok(());
+        }
+        Err(FileFault::damaged(format!(
+            "it claims to have {rows} rows in {} bytes",
+            self.size
+        )))
     }
 
     fn classes(&self, meta: &ParquetMetaData) -> Option<Vec<String>> {
@@ -171,7 +196,7 @@ impl FooterReader<'_> {
         if rows < 0 {
             return Err(FileFault::damaged(format!("it has {rows} rows")));
         }
-        if rows > MOST_ROWS {
+        if rows > i64::from(MOST_ROWS) {
             let what = format!("it has {rows} rows, more than {MOST_ROWS}");
             return Err(FileFault::new(what, SMALLER_GROUPS));
         }
@@ -189,6 +214,7 @@ impl FooterReader<'_> {
             Some(at) => self.labels(chunk(at)?, rows, tail)?,
         };
         let image = chunk(image)?;
+        refuse_encodings(image)?;
         Ok(Some(GroupFooter {
             number,
             image: self.place(image, rows)?,
@@ -276,6 +302,20 @@ impl FooterReader<'_> {
 /// Remedy for a row group that is too large to be read at once.
 const SMALLER_GROUPS: &str =
     "write the file with smaller row groups, such as row_group_size=100 in pyarrow";
+
+/// Returns an error if a chunk of images has pages of an encoding that is not read.
+fn refuse_encodings(chunk: &ColumnChunkMetaData) -> Result<(), FileFault> {
+    let Some(encoding) = chunk.encodings().find(|&encoding| !is_read(encoding)) else {
+        return Ok(());
+    };
+    let column = chunk.column_path().string();
+    let what =
+        format!("its column {column} is written with the encoding {encoding}, which is not read");
+    Err(FileFault::new(
+        what,
+        "write the column with PLAIN or dictionary encoding, as pyarrow, DuckDB and Spark do by themselves",
+    ))
+}
 
 /// Returns `true` if chunks that were compressed in this way can be read.
 fn is_decompressed(codec: CompressionCodec) -> bool {

@@ -11,9 +11,11 @@
 
 mod chunk;
 mod columns;
+mod decompress;
 mod fault;
 mod footer;
 mod open;
+mod pages;
 mod rows;
 
 pub use open::{OpenParquet, open, open_within};

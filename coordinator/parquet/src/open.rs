@@ -1,5 +1,7 @@
 //! Opens files: reads their footers and labels, many at once.
 
+use std::sync::Mutex;
+
 use bytes::Bytes;
 use coprep_protocol::spec::ParquetFiles;
 use coprep_storage::{Error, ErrorKind, ObjectTable, in_parallel};
@@ -25,8 +27,8 @@ pub struct OpenParquet {
 ///
 /// # Errors
 /// If a file is cut off, encrypted, or no parquet file; if it lacks a column, or the column has another type; if a row
-/// group is larger than [`MOST_CHUNK`], or compressed in a way that is not supported; if a label is null; if there is no
-/// row; if a store does not answer.
+/// group is larger than [`MOST_CHUNK`], or compressed or encoded in a way that is not supported; if a label is null; if
+/// there is no row, or more than 2^32 - 1; if a store does not answer.
 pub fn open(
     list: &ParquetFiles,
     objects: &ObjectTable,
@@ -47,6 +49,7 @@ pub fn open_within(
     most: u64,
     goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<OpenParquet, Error> {
+    let large = Mutex::new(());
     let footer = |file: usize| {
         let reader = FooterReader {
             objects,
@@ -54,6 +57,7 @@ pub fn open_within(
             size: sizes[file],
             columns: list,
             most,
+            large: &large,
         };
         reader.read()
     };
@@ -63,6 +67,11 @@ pub fn open_within(
     rows.shrink();
     if rows.rows() == 0 {
         return Err(FileFault::new("it has no rows", "name files with rows").of(&list.name()));
+    }
+    // Ids of samples are 32-bit numbers. Labels of more rows would be read in vain.
+    if u32::try_from(rows.rows()).is_err() {
+        let what = format!("it has {} rows, more than {}", rows.rows(), u32::MAX);
+        return Err(FileFault::new(what, "name fewer files").of(&list.name()));
     }
     let labels = LabelReader {
         objects,

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use coprep_parquet::{MOST_CHUNK, OpenParquet, ReadFailure, open, open_within};
 use coprep_protocol::spec::ParquetFiles;
 use coprep_storage::{Error, ErrorKind, ObjectTable, local_identity};
-use parquet::basic::{Compression, ConvertedType, GzipLevel, Type as PhysicalType, ZstdLevel};
+use parquet::basic::{
+    Compression, ConvertedType, Encoding, GzipLevel, Type as PhysicalType, ZstdLevel,
+};
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use parquet::file::metadata::{
     ColumnChunkMetaData, KeyValue, ParquetMetaDataReader, ParquetMetaDataWriter, RowGroupMetaData,
@@ -16,7 +18,7 @@ use parquet::file::metadata::{
 use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder, WriterVersion};
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
-use parquet::schema::types::Type as SchemaType;
+use parquet::schema::types::{ColumnPath, Type as SchemaType};
 
 const NESTED: &str = "message m { optional group image { optional binary bytes; optional binary path (STRING); } optional int64 label; }";
 const HUGGING_FACE: &str =
@@ -85,6 +87,11 @@ fn written(properties: WriterPropertiesBuilder, groups: &[Group]) -> Vec<u8> {
         group.close().unwrap();
     }
     file.into_inner().unwrap()
+}
+
+/// Returns the column that has the images.
+fn bytes_column() -> ColumnPath {
+    ColumnPath::new(vec!["image".to_owned(), "bytes".to_owned()])
 }
 
 /// Files in a folder of their own.
@@ -162,25 +169,29 @@ fn damage_of(failure: ReadFailure) -> String {
     }
 }
 
-#[test]
-fn rows_of_every_codec_and_encoding_are_those_that_were_written() {
-    let codecs = [
+fn codecs() -> [Compression; 6] {
+    [
         Compression::UNCOMPRESSED,
         Compression::SNAPPY,
         Compression::GZIP(GzipLevel::default()),
         Compression::ZSTD(ZstdLevel::default()),
         Compression::LZ4,
         Compression::LZ4_RAW,
-    ];
+    ]
+}
+
+#[test]
+fn rows_of_every_codec_and_encoding_are_those_that_were_written() {
     let versions = [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0];
     let (mut contents, mut total) = (Vec::new(), 0);
-    for codec in codecs {
+    for codec in codecs() {
         for version in versions {
             for dictionary in [true, false] {
                 let properties = WriterProperties::builder()
                     .set_compression(codec)
                     .set_writer_version(version)
                     .set_dictionary_enabled(dictionary)
+                    .set_column_encoding(bytes_column(), Encoding::PLAIN)
                     // Several pages in a chunk.
                     .set_data_page_size_limit(2000)
                     .set_write_batch_size(8);
@@ -343,14 +354,23 @@ fn with_footer(
     content: &[u8],
     change: impl Fn(RowGroupMetaDataBuilder, Vec<ColumnChunkMetaData>) -> RowGroupMetaData,
 ) -> Vec<u8> {
+    with_groups(content, |group| {
+        let columns = group.columns().to_vec();
+        vec![change(group.into_builder(), columns)]
+    })
+}
+
+/// Returns a file whose footer has other row groups, which are made of the first one.
+fn with_groups(
+    content: &[u8],
+    groups: impl Fn(RowGroupMetaData) -> Vec<RowGroupMetaData>,
+) -> Vec<u8> {
     let content = bytes::Bytes::copy_from_slice(content);
     let meta = ParquetMetaDataReader::new()
         .parse_and_finish(&content)
         .unwrap();
-    let group = meta.row_group(0).clone();
-    let columns = group.columns().to_vec();
-    let group = change(group.into_builder(), columns);
-    let meta = meta.into_builder().set_row_groups(vec![group]).build();
+    let groups = groups(meta.row_group(0).clone());
+    let meta = meta.into_builder().set_row_groups(groups).build();
     let end: [u8; 8] = *content.last_chunk().unwrap();
     let footer = u32::from_le_bytes(*end.first_chunk().unwrap()) as usize + end.len();
     let mut changed = content[..content.len() - footer].to_vec();
@@ -387,6 +407,109 @@ fn a_dictionary_page_at_0_is_none() {
         .open("image", Some("label"))
         .unwrap();
     assert_eq!(read(&opened, &objects, 3).unwrap(), image(3));
+}
+
+#[test]
+fn encodings_that_are_not_read_are_named_with_the_column() {
+    for encoding in [
+        Encoding::DELTA_BYTE_ARRAY,
+        Encoding::DELTA_LENGTH_BYTE_ARRAY,
+    ] {
+        let properties = WriterProperties::builder()
+            .set_dictionary_enabled(false)
+            .set_column_encoding(bytes_column(), encoding);
+        let content = written(properties, &groups(1, 5));
+        let text = Files::of(std::slice::from_ref(&content)).refused("image", None);
+        let said =
+            format!("row group 0: its column image.bytes is written with the encoding {encoding}");
+        assert!(
+            text.contains(&said) && text.contains("PLAIN or dictionary encoding"),
+            "{text}"
+        );
+        // A footer may be silent about it.
+        let silent = with_footer(&content, |group, columns| {
+            let plain = |column: ColumnChunkMetaData| {
+                let mask =
+                    parquet::basic::EncodingMask::new_from_encodings([Encoding::PLAIN].iter());
+                let column = column.into_builder().set_encodings_mask(mask);
+                column.build().unwrap()
+            };
+            let columns = columns.into_iter().map(plain).collect();
+            group.set_column_metadata(columns).build().unwrap()
+        });
+        let (opened, objects) = Files::of(&[silent]).open("image", None).unwrap();
+        let what = damage_of(read(&opened, &objects, 0).unwrap_err());
+        assert!(what.contains(&format!("the encoding {encoding}")), "{what}");
+    }
+}
+
+/// Returns `count` row groups that each claim to have `rows` rows, in the place of one.
+fn repeated(group: &RowGroupMetaData, count: usize, rows: i64) -> Vec<RowGroupMetaData> {
+    let of_rows = |column: &ColumnChunkMetaData| {
+        let column = column.clone().into_builder().set_num_values(rows);
+        column.build().unwrap()
+    };
+    let columns = group.columns().iter().map(of_rows).collect();
+    let group = group.clone().into_builder().set_num_rows(rows);
+    let group = group.set_column_metadata(columns).build().unwrap();
+    vec![group; count]
+}
+
+/// Returns a file whose rows all have the label 3, as its statistics tell.
+fn of_one_class() -> Vec<u8> {
+    let rows: Group = (0..9).map(|row| (Some(image(row)), Some(3))).collect();
+    written(WriterProperties::builder(), &[rows])
+}
+
+#[test]
+fn a_file_with_more_rows_than_bytes_is_refused_before_labels_take_memory() {
+    let content = with_groups(&of_one_class(), |group| repeated(&group, 300, 1 << 22));
+    let text = Files::of(&[content]).refused("image", Some("label"));
+    assert!(
+        text.contains("it claims to have 1258291200 rows in"),
+        "{text}"
+    );
+}
+
+#[test]
+fn more_rows_than_ids_are_refused_before_labels_take_memory() {
+    let content = with_groups(&of_one_class(), |group| repeated(&group, 1025, 1 << 22));
+    let files = Files::of(std::slice::from_ref(&content));
+    let footer = u32::from_le_bytes(content[content.len() - 8..][..4].try_into().unwrap());
+    // A hole before the footer, which takes no room on a disk.
+    let file = std::fs::File::options().write(true).open(&files.paths[0]);
+    let (file, footer) = (file.unwrap(), footer as usize + 8);
+    let end = &content[content.len() - footer..];
+    std::os::unix::fs::FileExt::write_all_at(&file, end, 5 << 30).unwrap();
+    let text = files.refused("image", Some("label"));
+    assert!(
+        text.contains("it has 4299161600 rows, more than 4294967295"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_file_of_ten_thousand_row_groups_is_opened() {
+    let content = with_groups(&of_one_class(), |group| repeated(&group, 10_000, 9));
+    let files = Files::of(std::slice::from_ref(&content));
+    let (opened, objects) = files.open("image", Some("label")).unwrap();
+    assert_eq!(opened.labels, vec![3; 90_000]);
+    assert_eq!(read(&opened, &objects, 89_999).unwrap(), image(8));
+}
+
+#[test]
+fn a_footer_that_is_too_large_is_refused_before_it_is_read() {
+    let files = Files::of(&[Vec::new()]);
+    let file = std::fs::File::options().write(true).open(&files.paths[0]);
+    let file = file.unwrap();
+    file.set_len(1 << 30).unwrap();
+    let end = [&(1u32 << 29).to_le_bytes()[..], b"PAR1"].concat();
+    std::os::unix::fs::FileExt::write_all_at(&file, &end, (1 << 30) - 8).unwrap();
+    let text = files.refused("image", None);
+    assert!(
+        text.contains("its footer has 536870920 bytes, more than"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -450,9 +573,9 @@ proptest::proptest! {
     #[test]
     fn no_damage_makes_it_panic(
         damage in proptest::collection::vec((0usize..1 << 20, 0u8..), 1..8),
-        codec in 0usize..3,
+        codec in 0usize..6,
     ) {
-        let codec = [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::LZ4_RAW][codec];
+        let codec = codecs()[codec];
         let mut content = written(WriterProperties::builder().set_compression(codec), &groups(2, 4));
         let len = content.len();
         damage.iter().for_each(|(at, byte)| content[at % len] ^= byte);

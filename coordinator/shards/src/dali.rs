@@ -3,7 +3,7 @@
 //! The first line is `v1.2 N`, or `v1.1 N`, with the number of samples. Each further line is a sample: for each of its
 //! members the ending, the offset of the content, its length and, from version 1.2 on, the name, separated by spaces.
 
-use crate::members::{BLOCK, Member};
+use crate::members::{BLOCK, Member, UNKNOWN_HEADER};
 
 /// The members that an index lists.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub(crate) struct DaliIndex {
 
 impl DaliIndex {
     /// Parses an index. Returns `None` if it is none that is understood: a name with a space cannot be told from two
-    /// columns.
+    /// columns; or if its members do not lie one behind the other, with room for their headers.
     pub(crate) fn parse(text: &str) -> Option<DaliIndex> {
         let mut lines = text.lines();
         let (version, count) = lines.next()?.split_once(' ')?;
@@ -39,7 +39,11 @@ impl DaliIndex {
             }
             samples += 1;
         }
-        (samples == count).then_some(DaliIndex { members })
+        let is_behind = |pair: &[Member]| {
+            let start = pair[1].content.start.checked_sub(BLOCK);
+            start.is_some_and(|start| start >= pair[0].content.end)
+        };
+        (samples == count && members.windows(2).all(is_behind)).then_some(DaliIndex { members })
     }
 
     pub(crate) fn members(&self) -> impl Iterator<Item = &Member> {
@@ -63,6 +67,7 @@ fn parse_member(columns: &[&str], sample: usize) -> Option<Member> {
     Some(Member {
         name: name.into_bytes(),
         content: start..end,
+        header: UNKNOWN_HEADER,
     })
 }
 
@@ -99,6 +104,10 @@ mod tests {
             "v1.2 1\njpg 0 7 a.jpg\n",
             "v1.2 1\njpg 512 18446744073709551615 a.jpg\n",
             "v1.2 1\njpg -512 7 a.jpg\n",
+            // Two members at one place, one before the other, and without room for a header.
+            "v1.2 2\njpg 512 7 a.jpg\njpg 512 7 b.jpg\n",
+            "v1.2 2\njpg 1536 7 b.jpg\njpg 512 7 a.jpg\n",
+            "v1.2 2\njpg 512 7 a.jpg\njpg 1024 7 b.jpg\n",
         ] {
             assert!(DaliIndex::parse(text).is_none(), "{text}");
         }

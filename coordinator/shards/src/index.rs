@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::samples::SampleTable;
 
 const MAGIC: &[u8; 8] = b"coprepTI";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const HEADER: usize = 32;
 
 /// The identity of a shard's content, as its store or file system gives it.
@@ -99,6 +99,7 @@ mod tests {
                 lengths: vec![7, 9],
                 labels: vec![1, 2],
                 checksums: vec![3, 4],
+                last_header: 5,
             },
         }
     }
@@ -107,6 +108,26 @@ mod tests {
     fn an_index_is_read_as_it_was_written() {
         let bytes = index().to_bytes().expect("it is written");
         assert_eq!(ShardIndex::from_bytes(&bytes), Some(index()));
+    }
+
+    #[test]
+    fn samples_lie_one_behind_the_other() {
+        let is_sound = |at: [u64; 2], lengths: [u32; 2]| {
+            let mut samples = index().samples;
+            (samples.at, samples.lengths) = (at.to_vec(), lengths.to_vec());
+            samples.is_sound(10_240, true)
+        };
+        assert!(is_sound([512, 519], [7, 9]) && is_sound([512, 512], [0, 9]));
+        for (at, lengths) in [
+            ([512, 518], [7, 9]),
+            ([512, 512], [7, 9]),
+            ([2048, 512], [9, 7]),
+            ([2048, 512], [0, 0]),
+            ([u64::MAX, 512], [9, 7]),
+            ([512, 10_240], [7, 1]),
+        ] {
+            assert!(!is_sound(at, lengths), "{at:?} {lengths:?}");
+        }
     }
 
     #[test]

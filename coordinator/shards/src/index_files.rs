@@ -14,6 +14,17 @@ use crate::index::{ShardIdentity, ShardIndex};
 /// Ending that the name of a shard gets for the index beside it.
 pub(crate) const BESIDE: &str = ".coprep";
 
+/// Most bytes of an index beside a shard, which is read whole: with two million samples it is about as large.
+const MOST_BESIDE: u64 = 64 << 20;
+/// Bytes that an index beside a shard may have however small the shard is.
+const FREE_BESIDE: u64 = 64 << 10;
+
+/// Returns the most bytes that the index beside a shard of `size` bytes may have. A sample has headers of 512 bytes at
+/// least, which an index tells by less.
+pub(crate) fn most_beside(size: u64) -> u64 {
+    size.clamp(FREE_BESIDE, MOST_BESIDE)
+}
+
 /// The folder in which indexes are kept for the next opening.
 #[derive(Clone, Debug)]
 pub struct IndexFolder(Option<PathBuf>);
@@ -47,7 +58,8 @@ impl IndexFolder {
     /// Returns the index of a shard if there is one that fits.
     pub(crate) fn find(&self, identity: &ShardIdentity, parts: &str) -> Option<ShardIndex> {
         let path = self.file(&identity.shard, parts)?;
-        let index = ShardIndex::from_bytes(&read(&path)?).filter(|index| index.parts == parts);
+        let index =
+            ShardIndex::from_bytes(&read(&path, u64::MAX)?).filter(|index| index.parts == parts);
         if index.is_none() {
             tracing::warn!(path = %path.display(), shard = identity.shard, "an index is damaged or of another version, and is made anew");
         }
@@ -68,9 +80,13 @@ impl IndexFolder {
     }
 }
 
-/// Returns the content of an index file, or `None` if there is none that can be read.
-pub(crate) fn read(path: &Path) -> Option<Vec<u8>> {
+/// Returns the content of an index file, or `None` if there is none that can be read, or it has more than `most` bytes.
+pub(crate) fn read(path: &Path, most: u64) -> Option<Vec<u8>> {
     let (mut file, length) = open_regular(path).ok()?;
+    if length > most {
+        too_large(&path.to_string_lossy(), length);
+        return None;
+    }
     // There is a byte to spare, so that the vector need not grow for the last read, which finds the end.
     let mut bytes = Vec::with_capacity(length as usize + 1);
     Read::by_ref(&mut file)
@@ -78,6 +94,15 @@ pub(crate) fn read(path: &Path) -> Option<Vec<u8>> {
         .read_to_end(&mut bytes)
         .ok()?;
     Some(bytes)
+}
+
+/// Tells that an index file is not used.
+pub(crate) fn too_large(name: &str, bytes: u64) {
+    tracing::warn!(
+        name,
+        bytes,
+        "an index file is too large for its shard, and the shard is read instead"
+    );
 }
 
 /// The users who may read a file.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_storage::{
-    Error, ErrorKind, Extent, ListedObject, ObjectTable, RemoteStore, Stores, local_identity,
+    Error, ErrorKind, Extent, LargeRead, LargeReads, ListedObject, ObjectTable, RemoteStore,
+    Stores, local_identity,
 };
 
 use crate::index::ShardIdentity;
@@ -186,6 +187,16 @@ pub(crate) struct FilesBeside {
     pub(crate) dali: Option<FileBeside>,
 }
 
+/// The content of an index file.
+pub(crate) struct IndexContent<'a> {
+    pub(crate) bytes: Vec<u8>,
+    /// Set if the file is large, since few of those may be in memory at a time.
+    _turn: Option<LargeRead<'a>>,
+}
+
+/// Bytes of an index file from which on its memory counts.
+const LARGE: u64 = 1 << 20;
+
 /// An index file that may be there.
 #[derive(Clone, Debug)]
 pub(crate) enum FileBeside {
@@ -246,11 +257,35 @@ impl FileBeside {
         })
     }
 
-    /// Returns the content of the file, or `None` if there is none that can be read.
-    pub(crate) fn read(&self) -> Option<Vec<u8>> {
+    /// Returns the content of the file, or `None` if there is none that can be read, or it has more than `most` bytes.
+    pub(crate) fn read<'a>(
+        &self,
+        most: u64,
+        large_reads: &'a LargeReads,
+    ) -> Option<IndexContent<'a>> {
+        // Many shards are indexed at once.
+        let turn = |size: u64| (size > LARGE).then(|| large_reads.begin());
         match self {
-            FileBeside::Local(path) => index_files::read(Path::new(path)),
-            FileBeside::Remote(store, key, object) => read_object(store, key, object.as_ref()).ok(),
+            FileBeside::Local(path) => {
+                let path = Path::new(path);
+                let turn = turn(path.metadata().ok()?.len().min(most));
+                let bytes = index_files::read(path, most)?;
+                Some(IndexContent { bytes, _turn: turn })
+            }
+            FileBeside::Remote(store, key, listed) => {
+                let object = match listed {
+                    Some(object) => object.clone(),
+                    // A server that cannot be listed tells the size of a file when it is asked.
+                    None => store.ask_for(&[key]).ok()?.pop()??,
+                };
+                if object.size > most {
+                    index_files::too_large(key, object.size);
+                    return None;
+                }
+                let turn = turn(object.size);
+                let bytes = read_object(store, key, Some(&object)).ok()?;
+                Some(IndexContent { bytes, _turn: turn })
+            }
         }
     }
 

@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use coprep_protocol::shard_list::DECOMPRESS;
 use tar::{EntryType, Header, PaxExtensions};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::fault::ShardFault;
 
@@ -34,7 +35,12 @@ pub(crate) struct Member {
     pub(crate) name: Vec<u8>,
     /// Bytes of its content within the archive.
     pub(crate) content: Range<u64>,
+    /// XXH3 of its header, or [`UNKNOWN_HEADER`].
+    pub(crate) header: u64,
 }
+
+/// The hash of a header that was not read.
+pub(crate) const UNKNOWN_HEADER: u64 = 0;
 
 /// The bytes of an archive that were read.
 #[derive(Clone, Copy, Debug)]
@@ -187,7 +193,11 @@ impl MemberScan {
         let whole = self.range(BLOCK.saturating_add(size), &String::from_utf8_lossy(&name))?;
         let content = whole.start + BLOCK..whole.end;
         self.skip(size)?;
-        Ok(Member { name, content })
+        Ok(Member {
+            name,
+            content,
+            header: found.hash,
+        })
     }
 
     /// Goes beyond a header and `size` bytes of data. An archive may end within the zeros that fill the last block.
@@ -251,6 +261,8 @@ struct ParsedHeader {
     kind: HeaderKind,
     name: Vec<u8>,
     size: u64,
+    /// XXH3 of the block.
+    hash: u64,
 }
 
 enum HeaderKind {
@@ -305,6 +317,7 @@ impl ParsedHeader {
             kind,
             name,
             size: header.entry_size().map_err(says)?,
+            hash: xxh3_64(block),
         })
     }
 }
@@ -315,10 +328,12 @@ fn checksum(block: &[u8]) -> u32 {
     sum(&block[..148]) + 8 * u32::from(b' ') + sum(&block[156..])
 }
 
-/// Returns `true` if a block is a header of a file with `length` bytes. Used to check an index that others have made.
-pub(crate) fn is_header_of(block: &[u8], length: u64) -> bool {
-    ParsedHeader::of(block)
-        .is_ok_and(|header| matches!(header.kind, HeaderKind::File) && header.size == length)
+/// Returns the hash of a block if it is a header of a file with `length` bytes. Used to check an index that others have
+/// made.
+pub(crate) fn header_of(block: &[u8], length: u64) -> Option<u64> {
+    let header = ParsedHeader::of(block).ok()?;
+    let fits = matches!(header.kind, HeaderKind::File) && header.size == length;
+    fits.then_some(header.hash)
 }
 
 fn refuse_compressed(start: &[u8]) -> Result<(), ShardFault> {

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use crate::dali::DaliIndex;
 use crate::index::{ShardIdentity, ShardIndex};
 use crate::index_files::{self, IndexFolder, Readers};
-use crate::locate::{FilesBeside, Shard};
+use crate::locate::{FileBeside, FilesBeside, Shard};
 use crate::samples::{SampleParts, SampleTable, UNKNOWN_CHECKSUM};
 use crate::scan::{EarlyImages, ReadSizes, ScanMemory, ShardReader};
 use crate::wids::ListedShards;
@@ -448,7 +448,7 @@ impl<'a> Opening<'a> {
             },
         };
         let found = match self.checksums {
-            Checksums::IfFree => self.take_beside(&reader, beside)?,
+            Checksums::IfFree => self.take_beside(shard, &reader, beside)?,
             Checksums::All => None,
         };
         let ((samples, early), was_beside) = match found {
@@ -468,22 +468,23 @@ impl<'a> Opening<'a> {
     /// Takes the samples from an index beside a shard, if there is one that fits.
     fn take_beside(
         &self,
+        shard: &Shard,
         reader: &ShardReader<'_>,
         beside: &FilesBeside,
     ) -> Result<Option<(SampleTable, EarlyImages)>, Error> {
-        if let Some(bytes) = beside.own.as_ref().and_then(|file| file.read())
-            && let Some(index) = ShardIndex::from_bytes(&bytes)
-            && index.identity.size == reader.size
+        let most = index_files::most_beside(reader.size);
+        let large_reads = self.stores.large_reads();
+        let read = |file: &Option<FileBeside>| file.as_ref()?.read(most, large_reads);
+        let own = read(&beside.own).and_then(|content| ShardIndex::from_bytes(&content.bytes));
+        if let Some(index) = own
             && self.is_sound(&index)
-            // The shard may have been copied, so that path and time say nothing. A header where the index expects one
-            // says more.
-            && let Some((&at, &length)) = index.samples.at.iter().zip(&index.samples.lengths).next_back()
-            && reader.has_header(&(at..at + u64::from(length)))?
+            && is_of(&index, &shard.identity, reader)?
         {
             return Ok(Some((index.samples, EarlyImages::new())));
         }
-        let dali = beside.dali.as_ref().and_then(|file| file.read());
-        let dali = dali.and_then(|bytes| DaliIndex::parse(std::str::from_utf8(&bytes).ok()?));
+        let dali = read(&beside.dali);
+        let dali =
+            dali.and_then(|content| DaliIndex::parse(std::str::from_utf8(&content.bytes).ok()?));
         dali.map_or(Ok(None), |index| reader.follow(&index, &self.parts))
     }
 
@@ -521,4 +522,25 @@ impl<'a> Opening<'a> {
         };
         self.objects.read_at_opening(extent, into)
     }
+}
+
+/// Returns `true` if an index beside a shard is that of its content.
+fn is_of(
+    index: &ShardIndex,
+    shard: &ShardIdentity,
+    reader: &ShardReader<'_>,
+) -> Result<bool, Error> {
+    if index.identity.size != shard.size {
+        return Ok(false);
+    }
+    // It was made where the shard lies now. A shard that was replaced since has another identity, also if its size is the
+    // same: an archive whose labels were corrected is as long as before.
+    if index.identity.shard == shard.shard && !shard.etag.is_empty() {
+        return Ok(index.identity.etag == shard.etag);
+    }
+    // A copy has another path and time. Its headers are the same, with the times of the files in them.
+    let Some(last) = index.samples.last() else {
+        return Ok(false);
+    };
+    Ok(reader.header(&last)? == Some(index.samples.last_header))
 }

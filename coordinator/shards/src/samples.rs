@@ -81,6 +81,8 @@ pub(crate) struct SampleTable {
     pub(crate) labels: Vec<i64>,
     /// XXH3 of each image, or [`UNKNOWN_CHECKSUM`] for one that was not read. Empty if none was read.
     pub(crate) checksums: Vec<u64>,
+    /// XXH3 of the header of the last image, by which a copy of the shard is known.
+    pub(crate) last_header: u64,
 }
 
 impl SampleTable {
@@ -97,11 +99,18 @@ impl SampleTable {
         &self.names[start as usize..self.name_ends[sample] as usize]
     }
 
-    /// Returns `true` if the table is consistent and all samples lie within `size` bytes.
+    /// Returns the bytes of the last image.
+    pub(crate) fn last(&self) -> Option<Range<u64>> {
+        let (&at, &length) = self.at.iter().zip(&self.lengths).next_back()?;
+        Some(at..at + u64::from(length))
+    }
+
+    /// Returns `true` if the table is consistent, and all samples lie within `size` bytes, one behind the other.
     pub(crate) fn is_sound(&self, size: u64, has_labels: bool) -> bool {
         let count = self.at.len();
         let labels = if has_labels { count } else { 0 };
-        let extents = self.at.iter().zip(&self.lengths);
+        let mut extents = self.at.iter().zip(&self.lengths);
+        let mut end_before = 0;
         let mut ends = self.name_ends.iter().map(|&end| end as usize);
         self.name_ends.len() == count
             && self.lengths.len() == count
@@ -110,9 +119,11 @@ impl SampleTable {
             && self.name_ends.is_sorted()
             && ends.clone().all(|end| self.names.is_char_boundary(end))
             && ends.next_back().unwrap_or(0) == self.names.len()
-            && extents.into_iter().all(|(at, length)| {
-                let end = at.checked_add(u64::from(*length));
-                end.is_some_and(|end| end <= size) && u64::from(*length) <= MOST_BYTES
+            && extents.all(|(&at, &length)| {
+                let end = at.checked_add(u64::from(length)).filter(|&end| end <= size);
+                // Blocks of neighbours are read by the first and the last of them.
+                let is_behind = at >= std::mem::replace(&mut end_before, end.unwrap_or(size));
+                end.is_some() && is_behind && u64::from(length) <= MOST_BYTES
             })
     }
 }
@@ -278,6 +289,7 @@ impl<'a> SampleGrouping<'a> {
         self.done.at.push(image.content.start);
         self.done.lengths.push(length);
         self.done.checksums.push(sample.checksum);
+        self.done.last_header = image.header;
         Ok(())
     }
 }
@@ -361,6 +373,7 @@ impl LabelPart {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::members::UNKNOWN_HEADER;
 
     fn split(name: &str) -> Option<(&str, &str)> {
         let (key, ending) = split_name(name.as_bytes())?;
@@ -403,6 +416,7 @@ mod tests {
         let mut at = 512;
         for (name, content) in members {
             let member = Member {
+                header: UNKNOWN_HEADER,
                 name: name.as_bytes().to_vec(),
                 content: at..at + content.len() as u64,
             };

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::dali::DaliIndex;
 use crate::fault::ShardFault;
-use crate::members::{BLOCK, MemberScan, ScanStep, Window, is_header_of};
+use crate::members::{BLOCK, MemberScan, ScanStep, UNKNOWN_HEADER, Window, header_of};
 use crate::samples::{SampleGrouping, SampleParts, SampleTable, WantedContent};
 
 /// Bytes of a read from which on its memory counts.
@@ -166,7 +166,7 @@ impl<'a> ShardReader<'a> {
             return Ok(None);
         };
         if index.members().any(|member| member.content.end > self.size)
-            || !self.has_header(&last.content)?
+            || self.header(&last.content)?.is_none()
         {
             return Ok(None);
         }
@@ -181,22 +181,25 @@ impl<'a> ShardReader<'a> {
                 self.add_content(&mut samples, &wanted, &mut buffer, scanned)?;
             }
         }
-        let table = samples.finish().map_err(|fault| self.error(fault))?;
+        let mut table = samples.finish().map_err(|fault| self.error(fault))?;
+        if let Some(last) = table.last() {
+            table.last_header = self.header(&last)?.unwrap_or(UNKNOWN_HEADER);
+        }
         Ok(Some((table, buffer.early)))
     }
 
-    /// Returns `true` if the shard has the header of a file before a range, with its length. An index that others have
-    /// made may be that of another shard.
-    pub(crate) fn has_header(&self, content: &Range<u64>) -> Result<bool, Error> {
+    /// Returns the hash of the header of a file before a range, with its length, or `None` if the shard has none there. An
+    /// index that others have made may be that of another shard.
+    pub(crate) fn header(&self, content: &Range<u64>) -> Result<Option<u64>, Error> {
         let Some(start) = content.start.checked_sub(BLOCK) else {
-            return Ok(false);
+            return Ok(None);
         };
         if content.end > self.size {
-            return Ok(false);
+            return Ok(None);
         }
         let mut block = Vec::new();
         (self.read)(start..content.start, &mut block)?;
-        Ok(is_header_of(&block, content.end - content.start))
+        Ok(header_of(&block, content.end - content.start))
     }
 
     /// Gives the grouping the content of a member that it needs. `scanned` are the bytes up to the next header.

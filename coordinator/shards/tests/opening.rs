@@ -13,12 +13,18 @@ use tar::{Builder, Header};
 const BUCKET: &str = "bucket";
 
 fn shard(first: u32, samples: u32, length: usize) -> Vec<u8> {
+    shard_of(0, first, samples, length)
+}
+
+/// Returns a shard whose files have a time of change.
+fn shard_of(time: u64, first: u32, samples: u32, length: usize) -> Vec<u8> {
     let mut archive = Builder::new(Vec::new());
     for sample in first..first + samples {
         let mut add = |ending: &str, content: &[u8]| {
             let mut header = Header::new_ustar();
             header.set_size(content.len() as u64);
             header.set_mode(0o644);
+            header.set_mtime(time);
             archive
                 .append_data(&mut header, format!("{sample:06}.{ending}"), content)
                 .unwrap();
@@ -217,8 +223,8 @@ fn an_index_beside_a_shard_spares_the_reads_and_is_checked() {
     let before = server.counts().gets;
     let open = opened(&list, &stores, &scratch.path().join("other")).unwrap();
     assert_eq!(open.origins, origins(0, 2, 0));
-    // The index, and one header, of each shard.
-    assert_eq!(server.counts().gets, before + 4);
+    // The index of each shard, whose ETag is that of its content.
+    assert_eq!(server.counts().gets, before + 2);
     check(&open, 40);
     // Another shard of the same length: the index beside it lies.
     let mut other = shard(20, 20, 299_000);
@@ -231,6 +237,103 @@ fn an_index_beside_a_shard_spares_the_reads_and_is_checked() {
     server.put(BUCKET, "d/t-0.tar.coprep", b"coprepTI damaged");
     let open = opened(&list, &stores, &scratch.path().join("fourth")).unwrap();
     assert_eq!(open.origins, origins(0, 0, 2));
+}
+
+/// Returns a shard with the same images in the same places, whose labels are one higher.
+fn relabelled(time: u64) -> Vec<u8> {
+    let (mut corrected, other) = (shard_of(time, 0, 3, 2000), shard_of(time, 1, 3, 2000));
+    // A sample has a header and its image, which is filled up to 2048 bytes, and a header and its label.
+    let labels = (0..3).map(|sample| sample * 3584 + 512 + 2048 + 512);
+    labels.for_each(|at| corrected[at] = other[at]);
+    corrected
+}
+
+fn indexed(list: &TarShards, stores: &Stores, scratch: &Path) -> Vec<u8> {
+    let (made, out) = (IndexFolder::at(&scratch.join("made")), scratch.join("out"));
+    write_indexes(
+        list,
+        stores,
+        &made,
+        Some(&out),
+        Checksums::IfFree,
+        &mut |_| true,
+    )
+    .unwrap();
+    std::fs::read(out.join("t.tar.coprep")).unwrap()
+}
+
+#[test]
+fn the_index_beside_a_shard_that_was_replaced_by_one_of_its_size_is_not_used() {
+    let (server, stores) = server();
+    let scratch = tempfile::tempdir().unwrap();
+    let path = |name: &str| scratch.path().join(name);
+    let put_local = |name: &str, content: &[u8]| std::fs::write(path(name), content).unwrap();
+    let put_remote = |name: &str, content: &[u8]| server.put(BUCKET, name, content);
+    let check_in = |list: &TarShards, put: &dyn Fn(&str, &[u8]), indexes: &Path| {
+        put("t.tar", &shard(0, 3, 2000));
+        put("t.tar.coprep", &indexed(list, &stores, indexes));
+        let before = opened(list, &stores, &indexes.join("before")).unwrap();
+        assert_eq!(before.origins, origins(0, 1, 0));
+        // The clock of a file system advances every few milliseconds.
+        std::thread::sleep(Duration::from_millis(50));
+        put("t.tar", &relabelled(0));
+        let after = opened(list, &stores, &indexes.join("after")).unwrap();
+        assert_eq!(after.origins, origins(0, 0, 1));
+        assert_eq!(after.labels, [1, 2, 3]);
+    };
+    let in_folder = list(&[path("t.tar").display().to_string()]);
+    check_in(&in_folder, &put_local, &path("local"));
+    check_in(&in_bucket("t.tar"), &put_remote, &path("remote"));
+}
+
+#[test]
+fn a_copy_is_known_by_the_times_in_its_headers() {
+    let (server, stores) = server();
+    let scratch = tempfile::tempdir().unwrap();
+    let local = scratch.path().join("t.tar");
+    std::fs::write(&local, shard_of(1, 0, 3, 2000)).unwrap();
+    let in_folder = list(&[local.display().to_string()]);
+    let index = indexed(&in_folder, &stores, scratch.path());
+    server.put(BUCKET, "t.tar", &shard_of(1, 0, 3, 2000));
+    server.put(BUCKET, "t.tar.coprep", &index);
+    let copy = opened(&in_bucket("t.tar"), &stores, &scratch.path().join("copy")).unwrap();
+    assert_eq!(copy.origins, origins(0, 1, 0));
+    check(&copy, 3);
+    server.put(BUCKET, "t.tar", &relabelled(2));
+    let other = opened(&in_bucket("t.tar"), &stores, &scratch.path().join("other")).unwrap();
+    assert_eq!(
+        (other.origins, other.labels),
+        (origins(0, 0, 1), vec![1, 2, 3])
+    );
+}
+
+#[test]
+fn an_index_file_that_is_too_large_for_its_shard_is_not_read() {
+    let (server, stores) = server();
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("t.tar");
+    std::fs::write(&path, shard(0, 3, 2000)).unwrap();
+    // Lines without members are none, so that these are indexes of the shard all the same.
+    let dali =
+        "v1.1 3\njpg 512 2000 cls 3072 1\njpg 4096 2000 cls 6656 1\njpg 7680 2000 cls 10240 1\n";
+    let large = format!("{dali}{}", "\n".repeat(64 << 10));
+    let at_server = format!("http://127.0.0.1:{}/{BUCKET}/t.tar", server.port());
+    server.put(BUCKET, "t.tar", &shard(0, 3, 2000));
+    let places = [
+        path.display().to_string(),
+        format!("s3://{BUCKET}/t.tar"),
+        at_server,
+    ];
+    for (number, place) in places.into_iter().enumerate() {
+        for (content, origins) in [(dali, origins(0, 1, 0)), (&large[..], origins(0, 0, 1))] {
+            std::fs::write(scratch.path().join("t.idx"), content).unwrap();
+            server.put(BUCKET, "t.idx", content.as_bytes());
+            let folder = scratch.path().join(format!("{number}-{}", content.len()));
+            let open = opened(&list(std::slice::from_ref(&place)), &stores, &folder).unwrap();
+            assert_eq!(open.origins, origins, "{place}");
+            assert_eq!(open.labels, [0, 1, 2]);
+        }
+    }
 }
 
 #[test]
@@ -373,7 +476,8 @@ fn shards_on_a_web_server_are_asked_for_one_by_one() {
     let open = opened(&list, &stores, scratch.path()).unwrap();
     check(&open, 10);
     let counts = server.counts();
-    assert_eq!((counts.heads, counts.lists), (2, 0));
+    // The shards, and two files that may lie beside each.
+    assert_eq!((counts.heads, counts.lists), (6, 0));
 }
 
 #[test]

@@ -11,11 +11,12 @@ use coprep_parquet::open_within;
 use coprep_protocol::spec::ParquetFiles;
 use coprep_storage::{ObjectTable, local_identity};
 use libfuzzer_sys::fuzz_target;
-use parquet::basic::Compression;
+use parquet::basic::{Compression, Encoding, GzipLevel};
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
+use parquet::schema::types::ColumnPath;
 
 /// Most bytes of a chunk.
 const MOST: u64 = 1 << 20;
@@ -52,16 +53,30 @@ fn begin() {
     let _hook = std::panic::take_hook();
 }
 
-/// Returns small files, uncompressed and compressed.
+/// Returns small files: uncompressed, by codecs that tell no size, and with the encodings that are refused.
 fn seeds() -> Vec<Vec<u8>> {
-    let codecs = [Compression::UNCOMPRESSED, Compression::SNAPPY];
-    codecs.into_iter().map(written).collect()
+    let codecs = [
+        Compression::UNCOMPRESSED,
+        Compression::SNAPPY,
+        Compression::GZIP(GzipLevel::default()),
+        Compression::LZ4,
+    ];
+    let compressed = codecs.map(|codec| written(codec, None));
+    let encodings = [Encoding::PLAIN, Encoding::DELTA_BYTE_ARRAY, Encoding::DELTA_LENGTH_BYTE_ARRAY];
+    let encoded = encodings.map(|encoding| written(Compression::UNCOMPRESSED, Some(encoding)));
+    [&compressed[..], &encoded].concat()
 }
 
-fn written(codec: Compression) -> Vec<u8> {
+/// Returns a file whose images have an encoding, or lie in a dictionary.
+fn written(codec: Compression, encoding: Option<Encoding>) -> Vec<u8> {
     let schema = "message m { optional group image { optional binary bytes; } optional int64 label; }";
     let schema = Arc::new(parse_message_type(schema).expect("it is a schema"));
-    let properties = Arc::new(WriterProperties::builder().set_compression(codec).build());
+    let mut properties = WriterProperties::builder().set_compression(codec);
+    if let Some(encoding) = encoding {
+        let images = ColumnPath::new(vec!["image".to_owned(), "bytes".to_owned()]);
+        properties = properties.set_dictionary_enabled(false).set_column_encoding(images, encoding);
+    }
+    let properties = Arc::new(properties.build());
     let mut file = SerializedFileWriter::new(Vec::new(), schema, properties).expect("a writer");
     for first in [0, 2] {
         let mut group = file.next_row_group().expect("a row group");

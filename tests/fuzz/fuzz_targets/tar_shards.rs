@@ -1,6 +1,6 @@
 //! Fuzzes the opening of a tar shard with any content, and any indexes beside it.
 //!
-//! Opening must never panic, and must never give a sample that does not lie in the shard.
+//! Opening must never panic, and must never give a sample that does not lie in the shard, behind the one before.
 //!
 //! An input says how long the parts are: the shard, coprep's index beside it, and DALI's. The checksums of the shard's
 //! headers are repaired, because mutation alone would hardly get past them.
@@ -31,13 +31,16 @@ fuzz_target!(init: coprep_fuzz::seed(&seeds()), |data: &[u8]| {
     let Ok(opened) = open(&list, &Stores::default(), &folder, &mut |_| true) else {
         return;
     };
-    let mut bytes = Vec::new();
+    let (mut bytes, mut end) = (Vec::new(), 0);
     for id in 0..opened.samples.len() as u32 {
         let _ = opened.samples.name(id);
         let _ = opened.samples.is_intact(id, b"x");
+        let extent = opened.samples.extent(id);
+        assert!(extent.at >= end, "sample {id} begins before the end of the one before");
+        end = extent.at + opened.samples.length(id);
         opened
             .objects
-            .read(opened.samples.extent(id), &mut bytes)
+            .read(extent, &mut bytes)
             .expect("a sample lies in its shard");
     }
 });
