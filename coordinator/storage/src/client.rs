@@ -19,6 +19,9 @@ use object_store::{ObjectStore, Result};
 /// File below a home with the credentials of `gcloud auth application-default login`.
 const GOOGLE_SIGN_IN: &str = ".config/gcloud/application_default_credentials.json";
 
+/// End of the names of directory buckets of S3.
+const DIRECTORY_BUCKET: &str = "--x-s3";
+
 /// The published account of Azurite, with its key, and its usual address.
 const EMULATOR_ACCOUNT: &str = "devstoreaccount1";
 const EMULATOR_KEY: &str =
@@ -227,6 +230,23 @@ pub(crate) fn client(
                 .build()?,
         ),
     })
+}
+
+/// Returns `false` if listings of a store are known to be in another order than that of the keys.
+pub(crate) fn may_list_in_order(url: &DatasetUrl, variables: &Variables) -> bool {
+    match url.scheme {
+        UrlScheme::S3 => {
+            let builder =
+                variables.configured("AWS_", AmazonS3Builder::from_env, |b, key, value| {
+                    AmazonS3Builder::with_config(b, key, value)
+                });
+            let is_express = builder.get_config_value(&AmazonS3ConfigKey::S3Express);
+            is_express.as_deref() == Some("false") && !url.bucket.ends_with(DIRECTORY_BUCKET)
+        }
+        // The files of a WebDAV folder come as the server finds them.
+        UrlScheme::Http | UrlScheme::Https => false,
+        UrlScheme::Gs | UrlScheme::Az | UrlScheme::Hf => true,
+    }
 }
 
 fn s3(bucket: &str, variables: &Variables, connector: CountingConnector) -> Result<AmazonS3> {

@@ -7,7 +7,7 @@ use std::ops::{ControlFlow, Range};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 
-use super::{FailedTry, ListedObject, ObjectRef, OpeningTries, RemoteStore};
+use super::{FailedTry, ListEvent, ListedObject, ObjectRef, OpeningTries, RemoteStore};
 use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
 use crate::error::{Error, ErrorKind};
 use crate::target::ReadTarget;
@@ -78,9 +78,12 @@ impl RemoteStore {
     pub fn check_access(&self, key: &str, is_folder: bool) -> Result<(), Error> {
         let mut first = (!is_folder).then(|| key.to_owned());
         if is_folder {
-            self.list(key, None, |object| {
-                first = Some(object.key);
-                ControlFlow::Break(())
+            self.list(key, None, |event| match event {
+                ListEvent::Object(object) => {
+                    first = Some(object.key);
+                    ControlFlow::Break(())
+                }
+                ListEvent::Restarted => ControlFlow::Continue(()),
             })?;
         }
         // Nothing can be read of an empty folder. Opening the dataset tells of it, and of an object that does not exist.
