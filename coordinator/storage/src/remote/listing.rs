@@ -207,8 +207,8 @@ impl RemoteStore {
         Ok(wanted.found)
     }
 
-    /// Looks for objects by a listing that begins at the next one. Returns `true` if it ended before another one, because
-    /// many objects lie between them, or before the first one if there is none.
+    /// Looks for objects by a listing that begins at the next one. Returns `true` if it was ended because many objects lie
+    /// before another one.
     fn look_in_order(&self, prefix: &str, wanted: &mut WantedObjects<'_>) -> Result<bool, Error> {
         let began_at = wanted.next;
         let Some(first) = wanted.keys.get(began_at) else {
