@@ -6,18 +6,21 @@
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::sys::stat::makedev;
 
 /// Longest file that is read as a sample. 1 GiB is far more than any image that is decoded and far less than a node's
 /// memory.
 pub const MOST_BYTES: u64 = 1 << 30;
 /// Longest file with settings or credentials. 1 MiB is far more than any that a person or a tool writes.
 const MOST_TEXT: u64 = 1 << 20;
+/// The device `/dev/null`.
+const NULL_DEVICE: u64 = makedev(1, 3);
 /// Longest wait for a free file descriptor. Jobs that leave give theirs back, so a shortage is usually short.
 const DESCRIPTOR_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between two attempts. Other threads of the pool close their files within milliseconds.
@@ -141,6 +144,11 @@ pub(crate) fn read(path: &Path, into: &mut Vec<u8>) -> io::Result<()> {
 /// # Errors
 /// If it is no regular file, is longer than [`MOST_TEXT`], or is no UTF-8.
 pub(crate) fn read_text(path: &Path) -> io::Result<String> {
+    // Jobs name this device to have no such file.
+    let is_null = |meta: &Metadata| meta.file_type().is_char_device() && meta.rdev() == NULL_DEVICE;
+    if std::fs::metadata(path).is_ok_and(|meta| is_null(&meta)) {
+        return Ok(String::new());
+    }
     let (file, _) = open_as(path, "a file with settings or credentials").map_err(|e| {
         // The shell makes a pipe of <(command), which only the process that it starts can read, and only once.
         let is_pipe = std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_fifo());
@@ -218,5 +226,6 @@ mod tests {
         std::os::unix::fs::symlink(&file, &link).unwrap();
         check_text(&link).unwrap();
         check_text(&folder.path().join("absent")).unwrap();
+        assert_eq!(read_text(Path::new("/dev/null")).unwrap(), "");
     }
 }
