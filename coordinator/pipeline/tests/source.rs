@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use coprep_object_server::{Faults, ObjectServer};
 use coprep_pipeline::{Dataset, Error, ErrorKind};
 use coprep_protocol::spec::{FileList, Source};
 use tempfile::TempDir;
@@ -308,4 +309,54 @@ fn a_file_whose_length_is_not_told_beforehand_is_read_whole() {
     let mut bytes = Vec::new();
     dataset.fetch(0, &mut bytes).unwrap();
     assert!(bytes.starts_with(b"Name:"));
+}
+
+/// Starts a server with two classes, each of one sample, in a folder of a bucket.
+fn server_with(folder: &str) -> ObjectServer {
+    let server = ObjectServer::start().unwrap();
+    for key in ["a/1.jpg", "b/ü 2.jpg"] {
+        server.put("nas", &format!("{folder}/{key}"), key.as_bytes());
+    }
+    server
+}
+
+#[test]
+fn a_folder_of_a_webdav_server_has_its_classes_however_its_url_is_written() {
+    for (folder, spellings) in [
+        ("my data/train", &["my data/train", "my%20data/train"][..]),
+        ("~me/x", &["~me/x", "%7Eme/x", "%7eme/x"]),
+        ("(1)/x", &["(1)/x", "%281%29/x"]),
+        ("für/x", &["für/x", "f%C3%BCr/x", "f%c3%bcr/x"]),
+        ("plain", &["plain", "p%6Cain"]),
+    ] {
+        let server = server_with(folder);
+        for spelling in spellings {
+            let root = format!("http://127.0.0.1:{}/nas/{spelling}", server.port());
+            let dataset = Dataset::open(&Source::ImageFolder { root }).unwrap();
+            assert_eq!(dataset.classes(), ["a", "b"], "{spelling}");
+            let labels: Vec<_> = (0..dataset.len()).map(|id| dataset.label(id)).collect();
+            assert_eq!(labels, [0, 1], "{spelling}");
+            let mut bytes = Vec::new();
+            dataset.fetch(1, &mut bytes).unwrap();
+            assert_eq!(bytes, "b/ü 2.jpg".as_bytes(), "{spelling}");
+        }
+    }
+}
+
+#[test]
+fn a_listing_that_leaves_its_folder_is_an_error() {
+    let server = server_with("x/train");
+    server.set(Faults {
+        listed_elsewhere: true,
+        ..Faults::default()
+    });
+    let root = format!("http://127.0.0.1:{}/nas/x/train", server.port());
+    assert_refused(
+        Dataset::open(&Source::ImageFolder { root }),
+        ErrorKind::InvalidSource,
+        &[
+            "has http://",
+            "/elsewhere/nas/x/train/a/1.jpg, which is not in this folder",
+        ],
+    );
 }

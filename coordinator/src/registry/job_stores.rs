@@ -146,8 +146,12 @@ impl AllStores {
     }
 
     fn all(&self) -> Vec<Arc<JobStores>> {
+        self.all_in(&lock(&self.state))
+    }
+
+    fn all_in(&self, state: &StoresState) -> Vec<Arc<JobStores>> {
         let mut all = vec![self.without_variables.clone()];
-        all.extend(lock(&self.state).used.iter().cloned());
+        all.extend(state.used.iter().cloned());
         all
     }
 
@@ -161,10 +165,14 @@ impl AllStores {
 
     /// Returns the numbers of requests to each store, those of all jobs together.
     pub(crate) fn traffic(&self) -> Vec<StoreTraffic> {
-        let state = lock(&self.state);
-        let used = state.used.iter().chain([&self.without_variables]);
-        let used = used.flat_map(|stores| stores.stores.traffic());
-        merged(state.closed.iter().cloned().chain(used))
+        // Together, so that stores that are closed meanwhile are counted once. The stores are asked without the lock, since
+        // opening one reads files of a job, which may take long, and jobs of other stores must not wait for that.
+        let (closed, all) = {
+            let state = lock(&self.state);
+            (state.closed.clone(), self.all_in(&state))
+        };
+        let used = all.iter().flat_map(|stores| stores.stores.traffic());
+        merged(closed.into_iter().chain(used))
     }
 
     /// Returns the stores that do not answer some job.

@@ -13,6 +13,7 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential};
 use object_store::{Result, StaticCredentialProvider};
 
 use crate::credential_process::CredentialProcess;
+use crate::file::read_text;
 use crate::variables::Variables;
 
 /// Beginnings of settings by which a profile signs in, if it has neither keys nor a program.
@@ -58,7 +59,7 @@ impl AwsProfile {
             let Some(path) = file(variable, usual, variables) else {
                 continue;
             };
-            let Some(content) = parsed(&path)? else {
+            let Some(content) = parsed(&path, variable)? else {
                 continue;
             };
             // Both files may have the profile. The one with the credentials comes last, so that it decides.
@@ -168,12 +169,16 @@ fn file(variable: &str, usual: &str, variables: &Variables) -> Option<PathBuf> {
     Some(home.join(".aws").join(usual))
 }
 
-/// Returns the content of a file with profiles, or `None` if there is no such file.
-fn parsed(path: &Path) -> Result<Option<Sections>> {
-    let text = match std::fs::read_to_string(path) {
+/// Returns the content of a file with profiles, or `None` if there is no such file. `variable` may name it.
+fn parsed(path: &Path, variable: &str) -> Result<Option<Sections>> {
+    let text = match read_text(path) {
         Ok(text) => text,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(error(format!("{} cannot be read: {e}", path.display()))),
+        Err(e) => {
+            let path = path.display();
+            let text = format!("{path} ({variable}) cannot be read: {e}");
+            return Err(error(text));
+        }
     };
     let mut rules = IniDefault::default();
     rules.delimiters = vec!['='];

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::aws_profile::AwsProfile;
+use crate::file::check_text;
 use crate::http_options::{is_plain, options, retry};
 use crate::hub::{self, HubStore};
 use crate::traffic::{CountingConnector, TrafficCounters};
@@ -17,6 +18,9 @@ use object_store::{ObjectStore, Result};
 
 /// File below a home with the credentials of `gcloud auth application-default login`.
 const GOOGLE_SIGN_IN: &str = ".config/gcloud/application_default_credentials.json";
+
+/// End of the names of directory buckets of S3.
+const DIRECTORY_BUCKET: &str = "--x-s3";
 
 /// The published account of Azurite, with its key, and its usual address.
 const EMULATOR_ACCOUNT: &str = "devstoreaccount1";
@@ -174,12 +178,42 @@ fn without_user(address: &str) -> String {
     format!("{scheme}://{host}")
 }
 
+/// The variables that name files which the library reads by itself. It would wait for a pipe, and read a device for ever.
+const FILES: [(UrlScheme, &str); 7] = [
+    (UrlScheme::S3, "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    (UrlScheme::S3, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+    (UrlScheme::Gs, "GOOGLE_SERVICE_ACCOUNT"),
+    (UrlScheme::Gs, "GOOGLE_SERVICE_ACCOUNT_PATH"),
+    (UrlScheme::Gs, "SERVICE_ACCOUNT"),
+    (UrlScheme::Gs, "GOOGLE_APPLICATION_CREDENTIALS"),
+    (UrlScheme::Az, "AZURE_FEDERATED_TOKEN_FILE"),
+];
+
+/// Refuses files with credentials that are no regular files of a few bytes.
+fn check_files(scheme: UrlScheme, variables: &Variables) -> Result<()> {
+    // Those that a job gives by itself are in no file.
+    if variables.pool(scheme).is_some() {
+        return Ok(());
+    }
+    for (_, name) in FILES.iter().filter(|(of, _)| *of == scheme) {
+        let Some(path) = variables.value(name) else {
+            continue;
+        };
+        check_text(Path::new(&path)).map_err(|e| object_store::Error::Generic {
+            store: "credentials",
+            source: format!("{path} ({name}) cannot be read: {e}").into(),
+        })?;
+    }
+    Ok(())
+}
+
 /// Returns a client of the store of a URL, whose requests `counters` count. No request is made.
 pub(crate) fn client(
     url: &DatasetUrl,
     variables: &Variables,
     counters: &Arc<TrafficCounters>,
 ) -> Result<Arc<dyn ObjectStore>> {
+    check_files(url.scheme, variables)?;
     let connector = CountingConnector(counters.clone());
     let bucket = &url.bucket;
     Ok(match url.scheme {
@@ -196,6 +230,23 @@ pub(crate) fn client(
                 .build()?,
         ),
     })
+}
+
+/// Returns `false` if listings of a store are known to be in another order than that of the keys.
+pub(crate) fn may_list_in_order(url: &DatasetUrl, variables: &Variables) -> bool {
+    match url.scheme {
+        UrlScheme::S3 => {
+            let builder =
+                variables.configured("AWS_", AmazonS3Builder::from_env, |b, key, value| {
+                    AmazonS3Builder::with_config(b, key, value)
+                });
+            let is_express = builder.get_config_value(&AmazonS3ConfigKey::S3Express);
+            is_express.as_deref() == Some("false") && !url.bucket.ends_with(DIRECTORY_BUCKET)
+        }
+        // The files of a WebDAV folder come as the server finds them.
+        UrlScheme::Http | UrlScheme::Https => false,
+        UrlScheme::Gs | UrlScheme::Az | UrlScheme::Hf => true,
+    }
 }
 
 fn s3(bucket: &str, variables: &Variables, connector: CountingConnector) -> Result<AmazonS3> {

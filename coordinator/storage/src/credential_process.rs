@@ -1,22 +1,23 @@
 //! Credentials of S3 that a program of the user prints, as the setting `credential_process` of a profile says.
 //!
 //! The program runs once for all requests, on demand, and again when two thirds of the time of its credentials are over.
-//! No message repeats what it prints, because that holds secrets.
+//! Meanwhile requests use the present ones, until they expire. No message repeats what it prints, because that holds secrets.
 
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 use chrono::DateTime;
+use coprep_shared_memory::lock::lock;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use object_store::aws::AwsCredential;
 use object_store::{CredentialProvider, Result};
 use serde::Deserialize;
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::{sleep, timeout};
 
 use crate::variables::Variables;
@@ -49,11 +50,14 @@ struct ProgramCredentials {
     command: String,
     /// The program finds them in its environment.
     variables: Variables,
-    /// The lock is held while the program runs, so that it runs once for all requests.
+    /// Never locked while the program runs.
     last: Mutex<Option<LastRun>>,
+    /// Held while the program runs, so that it runs once for all requests.
+    running: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The outcome of the last run of a program.
+#[derive(Clone)]
 enum LastRun {
     Gave(GivenCredentials),
     Failed(Instant, String),
@@ -90,7 +94,8 @@ impl CredentialProcess {
             profile: profile.to_owned(),
             command: command.to_owned(),
             variables: variables.clone(),
-            last: Mutex::new(None),
+            last: Mutex::default(),
+            running: Arc::default(),
         }))
     }
 }
@@ -107,17 +112,26 @@ impl CredentialProvider for CredentialProcess {
     type Credential = AwsCredential;
 
     async fn get_credential(&self) -> Result<Arc<AwsCredential>> {
-        if let Some(LastRun::Gave(given)) = &*self.0.last.lock().await
-            && given.is_fresh()
-        {
-            return Ok(given.credential.clone());
-        }
         let shared = self.0.clone();
+        if let Some(LastRun::Gave(given)) = shared.last()
+            && !given.has_expired()
+        {
+            if !given.is_fresh()
+                && let Ok(running) = shared.running.clone().try_lock_owned()
+            {
+                tokio::spawn(async move { shared.renewed(running).await });
+            }
+            return Ok(given.credential);
+        }
         // The renewal is a task of its own, since a request that is given up must not end the program that others wait for.
-        let credential = tokio::spawn(async move { shared.renewed().await }).await;
-        credential
-            .unwrap_or_else(|e| Err(format!("could not be asked: {e}")))
-            .map_err(|why| self.0.error(&why))
+        let renewed = tokio::spawn(async move {
+            let running = shared.running.clone().lock_owned().await;
+            shared.renewed(running).await
+        });
+        let renewed = renewed
+            .await
+            .unwrap_or_else(|e| Err(format!("could not be asked: {e}")));
+        renewed.map_err(|why| self.0.error(&why))
     }
 }
 
@@ -127,10 +141,15 @@ impl GivenCredentials {
             .is_none_or(|lifetime| SystemTime::now() < lifetime.renewal)
     }
 
+    fn has_expired(&self) -> bool {
+        self.lifetime
+            .is_some_and(|lifetime| SystemTime::now() >= lifetime.end)
+    }
+
     /// Returns the credentials with a new time of renewal, or `None` if they have expired.
     fn prolonged(&self) -> Option<GivenCredentials> {
         let end = self.lifetime?.end;
-        (SystemTime::now() < end).then(|| GivenCredentials {
+        (!self.has_expired()).then(|| GivenCredentials {
             credential: self.credential.clone(),
             lifetime: Some(Lifetime::until(end)),
         })
@@ -138,34 +157,37 @@ impl GivenCredentials {
 }
 
 impl ProgramCredentials {
+    fn last(&self) -> Option<LastRun> {
+        lock(&self.last).clone()
+    }
+
     /// Returns credentials, for which the program is run unless another request has just had them. If it fails, those of
-    /// the run before serve until they expire.
-    async fn renewed(&self) -> std::result::Result<Arc<AwsCredential>, String> {
-        let mut last = self.last.lock().await;
-        let present = match &*last {
-            Some(LastRun::Gave(given)) if given.is_fresh() => return Ok(given.credential.clone()),
-            Some(LastRun::Gave(given)) => given.prolonged(),
-            Some(LastRun::Failed(when, why)) if when.elapsed() < FAILURE_AGE => {
-                return Err(why.clone());
-            }
+    /// the run before serve until they expire. No other run begins while `_running` is held.
+    async fn renewed(
+        &self,
+        _running: OwnedMutexGuard<()>,
+    ) -> std::result::Result<Arc<AwsCredential>, String> {
+        let present = match self.last() {
+            Some(LastRun::Gave(given)) if given.is_fresh() => return Ok(given.credential),
+            Some(LastRun::Gave(given)) => Some(given),
+            Some(LastRun::Failed(when, why)) if when.elapsed() < FAILURE_AGE => return Err(why),
             Some(LastRun::Failed(..)) | None => None,
         };
         let printed = output_of(&self.command, &self.variables, PROGRAM_TIMEOUT).await;
-        let given = match (printed.and_then(|p| credentials_in(&p)), present) {
-            (Ok(given), _) => given,
+        let printed = printed.and_then(|printed| credentials_in(&printed));
+        // They may have expired while the program ran.
+        let present = present.and_then(|given| given.prolonged());
+        let (last, renewed) = match (printed, present) {
+            (Ok(given), _) => (LastRun::Gave(given.clone()), Ok(given.credential)),
             (Err(why), Some(given)) => {
                 let profile = &self.profile;
                 tracing::warn!(profile, "the credential_process of the profile {why}");
-                given
+                (LastRun::Gave(given.clone()), Ok(given.credential))
             }
-            (Err(why), None) => {
-                *last = Some(LastRun::Failed(Instant::now(), why.clone()));
-                return Err(why);
-            }
+            (Err(why), None) => (LastRun::Failed(Instant::now(), why.clone()), Err(why)),
         };
-        let credential = given.credential.clone();
-        *last = Some(LastRun::Gave(given));
-        Ok(credential)
+        *lock(&self.last) = Some(last);
+        renewed
     }
 
     fn error(&self, why: &str) -> object_store::Error {
@@ -334,6 +356,67 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
+    }
+
+    /// Returns the output of a program that gives credentials of this name.
+    fn printed(name: &str) -> String {
+        format!(
+            "{{\"Version\": 1, \"AccessKeyId\": \"{name}\", \"SecretAccessKey\": \"HIDDEN\", \
+             \"Expiration\": \"2100-01-01T00:00:00Z\"}}"
+        )
+    }
+
+    #[test]
+    fn requests_have_the_present_credentials_while_the_program_runs_for_new_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("printed"), printed("new")).unwrap();
+        let (begun, go, file) = (path("begun"), path("go"), path("printed"));
+        let command = format!(
+            "echo x >> {}; until [ -e {} ]; do sleep 0.01; done; cat {}",
+            begun.display(),
+            go.display(),
+            file.display()
+        );
+        let process = CredentialProcess::new("p", &command, &Variables::default());
+        let mut old = credentials_in(printed("old").as_bytes()).ok().unwrap();
+        let end = SystemTime::now() + Duration::from_secs(3600);
+        old.lifetime = Some(Lifetime {
+            renewal: SystemTime::now(),
+            end,
+        });
+        *lock(&process.0.last) = Some(LastRun::Gave(old));
+        let runtime = runtime();
+        let key = || {
+            let credential = runtime.block_on(process.get_credential());
+            credential.unwrap().key_id.clone()
+        };
+        assert_eq!(key(), "old");
+        while !begun.exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!([key(), key()], ["old", "old"]);
+        std::fs::write(&go, "").unwrap();
+        // The runner ends a test that hangs.
+        while key() == "old" {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(key(), "new");
+        assert_eq!(std::fs::read_to_string(&begun).unwrap(), "x\n");
+    }
+
+    #[test]
+    fn expired_credentials_are_given_to_nobody() {
+        let process = CredentialProcess::new("p", "exit 3", &Variables::default());
+        let mut old = credentials_in(printed("old").as_bytes()).ok().unwrap();
+        let now = SystemTime::now();
+        old.lifetime = Some(Lifetime {
+            renewal: now,
+            end: now,
+        });
+        *lock(&process.0.last) = Some(LastRun::Gave(old));
+        let error = runtime().block_on(process.get_credential()).unwrap_err();
+        assert!(error.to_string().contains("exit status: 3"), "{error}");
     }
 
     /// Returns `true` if a living process is in this process group.

@@ -159,7 +159,7 @@ mod tests {
             (get(3, 30), get(1, 12), get(2, 21)),
             (Ok(30), Ok(10), Ok(21))
         );
-        assert_eq!(blocks.bytes(), 12 + 21);
+        assert_eq!(blocks.bytes(), 10 + 21);
         blocks.hold(1);
         assert_eq!((get(2, 22), get(1, 13)), (Ok(21), Ok(13)));
         assert_eq!(blocks.bytes(), 13);

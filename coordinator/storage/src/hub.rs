@@ -8,6 +8,7 @@
 //! to its objects as their ETag, and the objects are read from that commit, in which nothing ever changes.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -29,6 +30,7 @@ use reqwest::Url;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::file::read_text;
 use crate::http_options::{is_plain, options, retry};
 use crate::job_credentials::{CredentialPool, UsableCredentials};
 use crate::traffic::CountingConnector;
@@ -55,19 +57,28 @@ struct Token {
     place: String,
 }
 
-/// Returns the token of the environment, or the one that signing in has written, as Hugging Face's own tools do.
-fn token(variables: &Variables) -> Option<Token> {
+/// Returns the token of the environment, or the one that signing in has written, as Hugging Face's own tools do. Returns
+/// `None` if there is none.
+fn token(variables: &Variables) -> Result<Option<Token>> {
     let trimmed = |text: String| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
     for name in TOKEN_VARIABLES {
         if let Some(text) = variables.value(name).and_then(trimmed) {
             let place = name.to_owned();
-            return Some(Token { text, place });
+            return Ok(Some(Token { text, place }));
         }
     }
-    let path = token_file(variables)?;
-    let text = trimmed(std::fs::read_to_string(&path).ok()?)?;
+    let Some(path) = token_file(variables) else {
+        return Ok(None);
+    };
     let place = format!("the token in {}", path.display());
-    Some(Token { text, place })
+    match read_text(&path) {
+        Ok(text) => Ok(trimmed(text).map(|text| Token { text, place })),
+        // Public datasets are read without a token.
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => Ok(None),
+        Err(e) => Err(failed(format!(
+            "{place} (HF_TOKEN_PATH) cannot be read: {e}"
+        ))),
+    }
 }
 
 fn token_file(variables: &Variables) -> Option<PathBuf> {
@@ -84,7 +95,9 @@ fn token_file(variables: &Variables) -> Option<PathBuf> {
 
 /// Returns where the token is, in words, or `None` if there is none.
 pub(crate) fn named_token(variables: &Variables) -> Option<String> {
-    token(variables).map(|token| token.place)
+    // A file that cannot be read is an error of the client.
+    let token = token(variables).ok().flatten();
+    token.map(|token| token.place)
 }
 
 /// A dataset of the Hub.
@@ -189,7 +202,7 @@ impl HubStore {
 
 /// Returns the header with the token that the variables name, or `None` if they name none.
 fn named_header(variables: &Variables) -> Result<Option<HeaderValue>> {
-    let Some(token) = token(variables) else {
+    let Some(token) = token(variables)? else {
         return Ok(None);
     };
     let header = HeaderValue::try_from(format!("Bearer {}", token.text));

@@ -57,7 +57,7 @@ pub use objects::{Extent, ObjectTable};
 pub use open_files::{LocalIdentity, local_identity};
 pub use parallel::in_parallel;
 pub use probe::ReadTimes;
-pub use remote::{DetachedRead, ListedObject, ReadBytes, RemoteStore};
+pub use remote::{DetachedRead, ListEvent, ListedObject, ReadBytes, RemoteStore};
 pub use stores::{PATIENCE, Stores};
 pub use throttle::{ReadThrottle, Slowness};
 pub use traffic::StoreTraffic;

@@ -5,26 +5,28 @@
 //! as long as the patience lasts.
 
 mod detached;
+mod listing;
 mod parts;
 mod reading;
 mod renewal;
 
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
-use futures_util::TryStreamExt;
 use futures_util::future::join_all;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 
 pub use self::detached::{DetachedRead, ReadBytes};
+pub use self::listing::ListEvent;
+use self::listing::ListingOrder;
 use self::reading::{Reading, Unread};
 use self::renewal::RenewableClient;
 
 use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
-use crate::client::{IN_JOB, endpoint, environment, named_credentials};
+use crate::client::{IN_JOB, endpoint, environment, may_list_in_order, named_credentials};
 use crate::error::{Error, ErrorKind, changed, too_long};
 use crate::file::MOST_BYTES;
 use crate::health::{OutageReport, StoreHealth, Tries};
@@ -37,8 +39,6 @@ use crate::variables::Variables;
 /// Time for which a listing is tried again, and the first pause. A person waits for it.
 const LISTING_PATIENCE: Duration = Duration::from_secs(5);
 const FIRST_LISTING_PAUSE: Duration = Duration::from_millis(500);
-/// Number of objects in a row that are not looked for, after which a listing goes on at the next one that is.
-const MOST_PASSED_OVER: usize = 1000;
 
 /// A bucket, container, HTTP server, or dataset of the Hugging Face Hub.
 #[derive(Debug)]
@@ -54,6 +54,7 @@ pub struct RemoteStore {
     health: Arc<StoreHealth>,
     traffic: Arc<TrafficCounters>,
     patience: Duration,
+    order: ListingOrder,
 }
 
 /// An object of a listing.
@@ -141,6 +142,7 @@ impl RemoteStore {
             health: Arc::default(),
             traffic,
             patience,
+            order: ListingOrder::new(!may_list_in_order(url, variables)),
         })
     }
 
@@ -190,106 +192,6 @@ impl RemoteStore {
     /// Returns the CPU time that the I/O threads spend on `bytes` bytes.
     pub(crate) fn io_cpu_for(&self, bytes: u64) -> Duration {
         self.io.cpu_for(bytes)
-    }
-
-    /// Lists the objects below `prefix` in the order of their keys, from the one after `after` on, until `visit` breaks.
-    /// One request gives up to 1,000 objects.
-    ///
-    /// # Errors
-    /// If the store cannot be listed.
-    pub fn list(
-        &self,
-        prefix: &str,
-        after: Option<&str>,
-        mut visit: impl FnMut(ListedObject) -> ControlFlow<()>,
-    ) -> Result<(), Error> {
-        let at = self.path(prefix)?;
-        // After a failure the listing goes on where it was.
-        let mut last = after.map(str::to_owned);
-        let mut tries = OpeningTries::begin();
-        loop {
-            let offset = last.as_deref().map(|key| self.path(key)).transpose()?;
-            let mut keep = |object: ListedObject| {
-                last = Some(object.key.clone());
-                visit(object)
-            };
-            let given = self.client.given_credentials();
-            let listing = self.list_once(&at, offset.as_ref(), &mut keep);
-            let Err(answer) = self.io.block_on(listing).ok_or_else(|| self.stopped())? else {
-                return Ok(());
-            };
-            let Some(pause) = tries.pause_after(self, given.as_ref(), &answer) else {
-                let what = format!("cannot list {}", self.url(prefix).trim_end_matches('/'));
-                return Err(self.unavailable(what, &answer));
-            };
-            // Made inside, because a timer belongs to the runtime that it is made in.
-            self.io.block_on(async { tokio::time::sleep(pause).await });
-        }
-    }
-
-    async fn list_once(
-        &self,
-        prefix: &Path,
-        after: Option<&Path>,
-        visit: &mut dyn FnMut(ListedObject) -> ControlFlow<()>,
-    ) -> Result<(), FailedAnswer> {
-        let client = self.client.get();
-        let mut listing = match after {
-            Some(after) => client.list_with_offset(Some(prefix), after),
-            None => client.list(Some(prefix)),
-        };
-        while let Some(object) = listing.try_next().await.map_err(|e| interpret(&e))? {
-            let found = ListedObject {
-                key: self.key(&object.location),
-                size: object.size,
-                etag: object.e_tag.map(quoted),
-            };
-            if visit(found).is_break() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Finds objects by listing the folder that they have in common. `keys` are in ascending order. The result has `None`
-    /// for keys that are not listed.
-    ///
-    /// # Errors
-    /// If the store cannot be listed.
-    pub fn look_up(&self, keys: &[&str]) -> Result<Vec<Option<ListedObject>>, Error> {
-        let mut found: Vec<Option<ListedObject>> = vec![None; keys.len()];
-        let prefix = common_folder(keys);
-        let mut next = 0;
-        while let Some(first) = keys.get(next) {
-            let (began_at, mut passed_over) = (next, 0);
-            let mut is_listed_to_end = true;
-            self.list(prefix, Some(&just_before(first)), |object| {
-                while keys.get(next).is_some_and(|key| **key < *object.key) {
-                    next += 1;
-                }
-                if keys.get(next) == Some(&object.key.as_str()) {
-                    // The same key may be asked for several times.
-                    while keys.get(next) == Some(&object.key.as_str()) {
-                        found[next] = Some(object.clone());
-                        next += 1;
-                    }
-                    passed_over = 0;
-                } else {
-                    passed_over += 1;
-                }
-                // Sparse keys are reached by a new request each, and dense ones by reading on.
-                let jumps = passed_over >= MOST_PASSED_OVER && next > began_at;
-                if next == keys.len() || jumps {
-                    is_listed_to_end = false;
-                    return ControlFlow::Break(());
-                }
-                ControlFlow::Continue(())
-            })?;
-            if is_listed_to_end {
-                break;
-            }
-        }
-        Ok(found)
     }
 
     /// Returns `true` if a listing tells the lengths of single objects. Plain HTTP servers cannot be listed.
@@ -579,6 +481,14 @@ impl RemoteStore {
             .with_remedy(remedy)
     }
 
+    /// Returns a key as listings write it. On web servers, a URL may write it in several ways.
+    ///
+    /// # Errors
+    /// If it is not a key that can be read.
+    pub fn canonical_key(&self, key: &str) -> Result<String, Error> {
+        Ok(self.key(&self.path(key)?))
+    }
+
     fn path(&self, key: &str) -> Result<Path, Error> {
         let parsed = if self.scheme.is_http() {
             Path::from_url_path(key)
@@ -630,61 +540,9 @@ fn is_strong(etag: &str) -> bool {
     !etag.starts_with("W/")
 }
 
-/// Returns the folder that all of these keys have in common, without a slash at its end.
-fn common_folder<'a>(sorted: &[&'a str]) -> &'a str {
-    let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else {
-        return "";
-    };
-    // Keys are sorted, so all of them share the prefix that the first and the last have in common.
-    let alike = first
-        .bytes()
-        .zip(last.bytes())
-        .take_while(|(a, b)| a == b)
-        .count();
-    // A slash is one byte, so this is the boundary of a character.
-    let end = first.as_bytes()[..alike]
-        .iter()
-        .rposition(|&byte| byte == b'/');
-    &first[..end.unwrap_or(0)]
-}
-
-/// Returns a text that comes before a key, and after most keys before it. Listings begin after such a text.
-fn just_before(key: &str) -> String {
-    let mut text = key.to_owned();
-    // Without a predecessor of its last character, the key without that character comes before it all the same.
-    if let Some(before) = text
-        .pop()
-        .and_then(|c| char::from_u32(u32::from(c).wrapping_sub(1)))
-        && before.is_ascii_graphic()
-        && before != '/'
-    {
-        text.push(before);
-        text.push_str("~~~~");
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_folder_that_keys_share_ends_at_a_slash() {
-        assert_eq!(common_folder(&["a/b/x1", "a/b/x2"]), "a/b");
-        assert_eq!(common_folder(&["a/b/x", "a/bc/x"]), "a");
-        assert_eq!(common_folder(&["a/b/x"]), "a/b");
-        assert_eq!(common_folder(&["x", "y"]), "");
-        assert_eq!(common_folder(&[]), "");
-    }
-
-    #[test]
-    fn a_listing_begins_before_its_first_key() {
-        for key in ["a/b/x9", "a/0", "a", "ä", "a/b/", "a/!"] {
-            let before = just_before(key);
-            assert!(before.as_str() < key, "{before} {key}");
-        }
-        assert!(just_before("a/x9").as_str() > "a/x8");
-    }
 
     #[test]
     fn etags_of_listings_are_those_of_headers() {

@@ -94,3 +94,31 @@ fn in_a_process_with_another_environment() {
         "{shown}"
     );
 }
+
+#[test]
+fn a_file_with_credentials_that_is_a_pipe_or_a_device_is_an_error_that_names_the_variable() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let absent = folder.path().join("absent").display().to_string();
+    let process = Stores::default();
+    for (url, name) in [
+        ("s3://bucket", "AWS_CONFIG_FILE"),
+        ("s3://bucket", "AWS_SHARED_CREDENTIALS_FILE"),
+        ("s3://bucket", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+        ("gs://bucket", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az://bucket", "AZURE_FEDERATED_TOKEN_FILE"),
+        ("hf://datasets/owner/name", "HF_TOKEN_PATH"),
+    ] {
+        let url = DatasetUrl::parse(url).unwrap().unwrap();
+        for (path, kind) in [
+            (pipe.to_str().unwrap(), "it is a named pipe"),
+            ("/dev/zero", "it is a character device"),
+        ] {
+            let job = process.of_job(&variables(&[("HOME", &absent), (name, path)]));
+            let error = job.of(&url).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(path), "{error}");
+            assert!(error.contains(kind), "{error}");
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant, SystemTime};
 
 use coprep_object_server::{Credentials, Faults, ObjectServer};
-use coprep_storage::{ErrorKind, Extent, ObjectTable, Stores};
+use coprep_storage::{ErrorKind, Extent, ListEvent, ObjectTable, Stores};
 
 use common::{BUCKET, HIDDEN, server, store};
 
@@ -26,8 +26,10 @@ fn table(server: &ObjectServer, stores: &Stores, count: u32, length: usize) -> O
         server.put(BUCKET, &format!("p/{number:03}"), &bytes(number, length));
     }
     let (store, mut table) = (store(stores), ObjectTable::local(std::path::Path::new("")));
-    let add = |object: coprep_storage::ListedObject| {
-        table.push_object(&store, &object.key, Some(&object));
+    let add = |event| {
+        if let ListEvent::Object(object) = event {
+            table.push_object(&store, &object.key, Some(&object));
+        }
         std::ops::ControlFlow::Continue(())
     };
     store.list("p", None, add).unwrap();
@@ -471,9 +473,10 @@ fn credentials_of_a_program_are_renewed_before_they_expire() {
     check_all(&table, 1000);
     assert_eq!(profile.runs(), 1);
     std::thread::sleep(Duration::from_millis(4200));
-    // The server still accepts the old ones, so that no refusal asks for new ones.
-    check_all(&table, 1000);
-    assert!(profile.runs() > 1);
+    // The server still accepts the old ones, so that no refusal asks for new ones, and nobody waits for the program.
+    while profile.runs() == 1 {
+        check_all(&table, 1000);
+    }
 }
 
 #[test]

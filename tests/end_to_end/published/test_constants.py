@@ -57,6 +57,7 @@ CONSTANTS = {
         (r"a window has (\d+ MiB) of images", "native/block_reads.rs", "DEFAULT_WINDOW_BYTES"),
         (r"those of about ([\d,]+) samples more", "native/block_reads.rs", "DRAWN_AHEAD"),
         (r"row groups with more than (\d+ GiB) of images", "parquet/src/rows.rs", "MOST_CHUNK"),
+        (r"are regular files of (\d+ MiB) at most", "storage/src/file.rs", "MOST_TEXT"),
     ],
     "explanation/sharing.md": [(r"more than ([\d,]+) folders", "protocol/src/dataset_path.rs", "MOST_FOLDERS")],
     "explanation/scheduler.md": [
@@ -106,6 +107,8 @@ CONSTANTS = {
         (r"are listed anew, (\w+) times at most", "shards/src/open.rs", "MOST_LISTINGS"),
         (r"At most (\d+) requests of several MiB", "storage/src/large_reads.rs", "AT_ONCE"),
         (r"memory \| (\d+ MiB) for all datasets", "registry/mod.rs", "EARLY_READS"),
+        (r"one of them once ([\d,]+) keys in a row", "src/remote/listing.rs", "ORDERED_RUN"),
+        (r"up to (\d+) objects that have bytes", "src/remote/parts.rs", "CHECKED"),
     ],
     "explanation/waits.md": [
         (r"armed from the beginning \| (\S+ s)", "stream/driver.rs", "POLL_INTERVAL"),

@@ -124,6 +124,7 @@ fn reason(status: u16) -> &'static str {
     match status {
         200 => "OK",
         206 => "Partial Content",
+        207 => "Multi-Status",
         400 => "Bad Request",
         403 => "Forbidden",
         404 => "Not Found",

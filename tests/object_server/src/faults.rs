@@ -38,6 +38,18 @@ pub struct Faults {
     pub stall: Duration,
     /// Part of the keys that have the faults of single objects. Empty for all.
     pub only: String,
+    /// `true` if objects can be listed, and answer 403.
+    pub unreadable: bool,
+    /// `true` if folders of WebDAV are listed below another folder, as behind a proxy that changes paths.
+    pub listed_elsewhere: bool,
+    /// Number of the one request for a page of a listing that answers 400, which no client repeats at once. Zero for none.
+    pub failing_list: u64,
+    /// Most objects of one page of a listing. Zero for as many as the client asks for.
+    pub page: usize,
+    /// `true` if listings begin with their first object, wherever they are asked to begin, as those of Azurite do.
+    pub offsets_ignored: bool,
+    /// `true` if listings are in no order of the keys, and begin with their first object, as in a directory bucket of S3.
+    pub unordered: bool,
 }
 
 /// What goes wrong with one answer.
@@ -108,6 +120,12 @@ impl Faults {
             seed: number("seed"),
             stall: Duration::from_millis(number("stall_ms")),
             only: query.get("only").unwrap_or_default().to_owned(),
+            unreadable: number("unreadable") > 0,
+            listed_elsewhere: number("listed_elsewhere") > 0,
+            failing_list: number("failing_list"),
+            page: number("page") as usize,
+            offsets_ignored: number("offsets_ignored") > 0,
+            unordered: number("unordered") > 0,
         }
     }
 }

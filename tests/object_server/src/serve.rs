@@ -201,7 +201,7 @@ fn read(request: &HttpRequest, shared: &Shared, connection: &mut TcpStream) -> i
     let mut state = shared.state();
     let credentials = state.credentials.clone();
     let (faults, mut fault) = (state.faults.clone(), None);
-    if request.query.get("list-type").is_none() {
+    if request.query.get("list-type").is_none() && request.method != "PROPFIND" {
         if is_head {
             state.counts.heads += 1;
         } else {

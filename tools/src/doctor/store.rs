@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::size::human;
-use coprep_storage::{Error, ListedObject, RemoteStore, Stores};
+use coprep_storage::{Error, ListEvent, ListedObject, RemoteStore, Stores};
 
 use super::{Finding, failure, ok, warning};
 
@@ -47,12 +47,12 @@ fn first_object(store: &RemoteStore, url: &DatasetUrl) -> Result<Option<ListedOb
         return store.find(&url.key).map(Some);
     }
     let mut first = None;
-    store.list(&url.key, None, |object| {
-        if object.size == 0 {
-            return ControlFlow::Continue(());
+    store.list(&url.key, None, |event| match event {
+        ListEvent::Object(object) if object.size > 0 => {
+            first = Some(object);
+            ControlFlow::Break(())
         }
-        first = Some(object);
-        ControlFlow::Break(())
+        _ => ControlFlow::Continue(()),
     })?;
     Ok(first)
 }

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use coprep_protocol::dataset_url::DatasetUrl;
-use coprep_storage::{ListedObject, ObjectTable, RemoteStore, Stores};
+use coprep_storage::{ListEvent, ListedObject, ObjectTable, RemoteStore, Stores};
 
 use super::{Dataset, FolderKind, Kind, invalid, no_classes, refuse_empty, url};
 use crate::error::Error;
@@ -21,10 +21,24 @@ pub(super) fn class_folder(
     goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Dataset, Error> {
     let store = stores.of(root).map_err(Error::from_lower)?;
+    // The URL of a web server may write a key in another way than its listing.
+    let folder = store.canonical_key(&root.key).map_err(Error::from_lower)?;
     let mut found = ListedClasses::default();
-    let (mut listed, mut is_awaited) = (0, true);
-    let listing = store.list(&root.key, None, |object| {
-        found.add(&root.key, object, kind);
+    let (mut listed, mut is_awaited, mut foreign) = (0, true, None);
+    let listing = store.list(&root.key, None, |event| {
+        let object = match event {
+            ListEvent::Object(object) => object,
+            ListEvent::Restarted => {
+                (found, listed) = (ListedClasses::default(), 0);
+                return ControlFlow::Continue(());
+            }
+        };
+        let Some(below) = below(&object.key, &folder) else {
+            foreign = Some(object.key);
+            return ControlFlow::Break(());
+        };
+        let class = below.split_once('/').map(|(class, _)| class.to_owned());
+        found.add(class, object, kind);
         listed += 1;
         if listed % TELL_EVERY == 0 && !goes_on(listed) {
             is_awaited = false;
@@ -33,6 +47,13 @@ pub(super) fn class_folder(
         ControlFlow::Continue(())
     });
     listing.map_err(Error::from_lower)?;
+    if let Some(key) = foreign {
+        return Err(invalid(format!(
+            "the listing of {root} has {}, which is not in this folder",
+            store.url(&key)
+        ))
+        .with_remedy("see how the server lists this folder, or give coprep.Files the URLs"));
+    }
     if !is_awaited {
         return Err(invalid(format!(
             "nobody waits for the listing of {root} any more"
@@ -43,6 +64,16 @@ pub(super) fn class_folder(
             .with_remedy("check the bucket and the folder in the URL"));
     }
     found.into_dataset(root, &store, kind)
+}
+
+/// Returns the part of a key after a folder, or `None` if the object does not lie there.
+fn below<'a>(key: &'a str, folder: &str) -> Option<&'a str> {
+    let rest = key.strip_prefix(folder)?;
+    // The object of the folder itself is its marker.
+    if rest.is_empty() || folder.is_empty() {
+        return Some(rest);
+    }
+    rest.strip_prefix('/')
 }
 
 /// The objects below a prefix, by class.
@@ -65,15 +96,13 @@ impl ListedSample {
 }
 
 impl ListedClasses {
-    fn add(&mut self, root: &str, object: ListedObject, kind: &FolderKind) {
-        let below = object.key.strip_prefix(root).unwrap_or(&object.key);
-        let below = below.trim_start_matches('/');
+    fn add(&mut self, class: Option<String>, object: ListedObject, kind: &FolderKind) {
         // An object beside the class folders, or the root itself, is no sample.
-        let Some((class, _)) = below.split_once('/') else {
+        let Some(class) = class else {
             return;
         };
         // A folder without samples is noted too, since it is refused as a local one is.
-        let samples = self.classes.entry(class.to_owned()).or_default();
+        let samples = self.classes.entry(class).or_default();
         let (folder, name) = object.key.rsplit_once('/').unwrap_or(("", &object.key));
         match kind.of(name.as_bytes()) {
             Kind::Sample => {

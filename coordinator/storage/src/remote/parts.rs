@@ -2,11 +2,12 @@
 //!
 //! A person waits meanwhile, so a store that does not answer is an error within seconds.
 
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 
+use super::listing::{ListEvent, break_if};
 use super::{FailedTry, ListedObject, ObjectRef, OpeningTries, RemoteStore};
 use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
 use crate::error::{Error, ErrorKind};
@@ -15,6 +16,8 @@ use object_store::ObjectStoreExt;
 
 /// Number of objects that are asked for at once.
 const AT_ONCE: usize = 64;
+/// Most objects of a folder that are asked for until one of them can be read.
+const CHECKED: usize = 16;
 
 impl RemoteStore {
     /// Reads ranges of several objects at once. Gives up after a few seconds without an answer.
@@ -70,38 +73,77 @@ impl RemoteStore {
             .await
     }
 
-    /// Checks that the credentials of this store's jobs may read a dataset, by a request for the length of one object: the
-    /// one with this key, or the first one of a folder. Gives up after a few seconds without an answer.
+    /// Checks that the credentials of this store's jobs may read a dataset, by requests for the length of an object: the one
+    /// with this key, or one of a folder. Gives up after a few seconds without an answer.
     ///
     /// # Errors
-    /// If the store refuses, or does not answer.
+    /// If the store refuses, or does not answer, or nothing of a folder can be read.
     pub fn check_access(&self, key: &str, is_folder: bool) -> Result<(), Error> {
-        let mut first = (!is_folder).then(|| key.to_owned());
         if is_folder {
-            self.list(key, None, |object| {
-                first = Some(object.key);
-                ControlFlow::Break(())
-            })?;
+            return self.check_folder(key);
         }
-        // Nothing can be read of an empty folder. Opening the dataset tells of it, and of an object that does not exist.
-        let Some(key) = first else {
-            return Ok(());
-        };
-        let path = self.path(&key)?;
         let object = ObjectRef {
-            key,
+            key: key.to_owned(),
             size: None,
             etag: None,
         };
-        let checked = self.for_seconds(|| {
-            let head = self.io.block_on(self.client.get().head(&path));
-            let head = head.ok_or_else(|| FailedTry::Final(self.stopped()))?;
-            head.map_err(|e| self.failed(&object, interpret(&e)))
-        });
-        match checked.map_err(|failed| self.given_up(&object, failed)) {
+        match self.check_object(&object) {
+            // Opening the dataset tells of an object that does not exist.
             Err(error) if *error.kind() != ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// Checks that one of the first objects of a folder can be read.
+    fn check_folder(&self, folder: &str) -> Result<(), Error> {
+        let (mut first, mut is_empty) = (Vec::new(), true);
+        self.list(folder, None, |event| {
+            match event {
+                ListEvent::Restarted => first.clear(),
+                ListEvent::Object(object) => {
+                    is_empty = false;
+                    // Most objects without bytes are markers of folders. The library leaves out the slash at the end of
+                    // their keys, so that it cannot ask for them.
+                    if object.size > 0 {
+                        first.push(object);
+                    }
+                }
+            }
+            break_if(first.len() == CHECKED)
+        })?;
+        // A job that may list the store but read nothing of it must not pass for one that has found nothing to read.
+        let empty = if is_empty {
+            "there is nothing in"
+        } else {
+            "there are only empty objects in"
+        };
+        let mut failed = Error::new(ErrorKind::Invalid, format!("{empty} {}", self.url(folder)))
+            .with_remedy("check the bucket and the folder in the URL");
+        for object in first {
+            let object = ObjectRef {
+                key: object.key,
+                size: Some(object.size),
+                etag: None,
+            };
+            match self.check_object(&object) {
+                // It was deleted since it was listed, or its key ends with a slash.
+                Err(error) if *error.kind() == ErrorKind::Changed => failed = error,
+                checked => return checked,
+            }
+        }
+        Err(failed)
+    }
+
+    /// Asks for the length of an object. Gives up after a few seconds without an answer.
+    fn check_object(&self, object: &ObjectRef) -> Result<(), Error> {
+        let path = self.path(&object.key)?;
+        self.for_seconds(|| {
+            let head = self.io.block_on(self.client.get().head(&path));
+            let head = head.ok_or_else(|| FailedTry::Final(self.stopped()))?;
+            head.map(drop)
+                .map_err(|e| self.failed(object, interpret(&e)))
+        })
+        .map_err(|failed| self.given_up(object, failed))
     }
 
     /// Repeats an attempt while it fails because of the store, for as long as a listing is repeated.
