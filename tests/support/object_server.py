@@ -80,7 +80,9 @@ class ObjectServer:
 
     def demand(self, *credentials: Credentials) -> None:
         """Refuses requests with any other credentials from now on, as expired. The metadata service gives the first."""
-        fields = {name: ",".join(asdict(one)[name] for one in credentials) for name in ("key", "secret", "token", "bucket")}
+        fields = {
+            name: ",".join(asdict(one)[name] for one in credentials) for name in ("key", "secret", "token", "bucket")
+        }
         self._ask("PUT", f"-/credentials?{urllib.parse.urlencode(fields)}", b"")
 
     def environment_of_a_role(self) -> dict[str, str]:

@@ -324,15 +324,11 @@ def test_a_provider_that_cannot_be_asked_is_one_error(socket_path: Path, store: 
         coprep.Files(["gs://a/a.jpg", "az://a/a.jpg"], credential_provider=keys)
 
 
-def test_credentials_for_one_bucket_are_not_used_for_another(
-    socket_path: Path, store: ObjectServer, few: Path
-) -> None:
+def test_credentials_for_one_bucket_are_not_used_for_another(socket_path: Path, store: ObjectServer, few: Path) -> None:
     store.load("validation", "photos", few)
     of_bucket = [replace(FIRST, bucket="bucket"), replace(SECOND, bucket="validation")]
     store.demand(*of_bucket)
-    sources = [
-        coprep.ImageFolder(f"s3://{one.bucket}/photos", credential_provider=Keys(one)) for one in of_bucket
-    ]
+    sources = [coprep.ImageFolder(f"s3://{one.bucket}/photos", credential_provider=Keys(one)) for one in of_bucket]
     # Both at once, so that the credentials of both are new.
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(_whole_epoch, sources)) == [list(range(N))] * 2
