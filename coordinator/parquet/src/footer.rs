@@ -22,11 +22,12 @@ use crate::pages::{MOST_ROWS, is_read};
 const TAIL: u64 = 64 << 10;
 /// Bytes at the end of a file: the length of the footer, and the magic number.
 const END: usize = 8;
-/// Largest footer that is read. With three columns, that of 10,000 row groups takes 3.5 MB. The library takes up to 1.6 GB
-/// for a hostile one of 30 MiB.
-const MOST_FOOTER: u64 = 32 << 20;
-/// Footers from this size on are parsed one after another, because 64 files may be opened at once. Those of real files are
-/// smaller, or parsed within milliseconds.
+/// Largest footer that is read. With three columns, that of 10,000 row groups takes 3 MB, and 63 MB with images of 3 kB,
+/// which pyarrow puts into statistics. The library takes up to 1.6 GB for a hostile one of 30 MiB.
+const MOST_FOOTER: u64 = 64 << 20;
+/// Footers from this size on are read one after another, because 64 files may be opened at once.
+const HUGE_FOOTER: u64 = 8 << 20;
+/// Footers from this size on are parsed one after another. Those of real files are smaller, or parsed within milliseconds.
 const LARGE_FOOTER: u64 = 256 << 10;
 /// Rows that a file may have beyond its bytes. A few bytes can say that millions of rows have no image, or the same one,
 /// and each row takes memory for its label as long as the dataset is open.
@@ -71,7 +72,7 @@ pub(crate) struct FooterReader<'a> {
     pub(crate) columns: &'a ParquetFiles,
     /// Most bytes of a chunk.
     pub(crate) most: u64,
-    /// Held while a large footer is parsed.
+    /// Held while a large footer is read or parsed.
     pub(crate) large: &'a Mutex<()>,
 }
 
@@ -83,22 +84,16 @@ struct Tail {
 
 impl FooterReader<'_> {
     pub(crate) fn read(&self) -> Result<FileFooter, Error> {
-        let tail = self.tail()?;
-        let is_large = tail.bytes.len() as u64 > LARGE_FOOTER;
-        let _turn = is_large.then(|| lock(self.large));
-        self.parse(&tail)
-            .map_err(|fault| fault.of(&self.objects.path(self.file).to_string_lossy()))
-    }
-
-    /// Reads the end of the file, with all of the footer.
-    fn tail(&self) -> Result<Tail, Error> {
         let of_file = |fault: FileFault| fault.of(&self.objects.path(self.file).to_string_lossy());
-        let tail = self.last(TAIL.min(self.size))?;
+        let mut tail = self.last(TAIL.min(self.size))?;
         let needed = self.footer_bytes(&tail.bytes).map_err(of_file)?;
-        if needed <= tail.bytes.len() as u64 {
-            return Ok(tail);
+        let turn = (needed > HUGE_FOOTER).then(|| lock(self.large));
+        if needed > tail.bytes.len() as u64 {
+            tail = self.last(needed)?;
         }
-        self.last(needed)
+        let is_large = needed > LARGE_FOOTER;
+        let _turn = turn.or_else(|| is_large.then(|| lock(self.large)));
+        self.parse(&tail).map_err(of_file)
     }
 
     fn last(&self, len: u64) -> Result<Tail, Error> {

@@ -14,7 +14,7 @@ use crate::index::{ShardIdentity, ShardIndex};
 /// Ending that the name of a shard gets for the index beside it.
 pub(crate) const BESIDE: &str = ".coprep";
 
-/// Most bytes of an index beside a shard, which is read whole: with two million samples it is about as large.
+/// Most bytes of an index beside a shard, which is read whole. It is enough for a million samples.
 const MOST_BESIDE: u64 = 64 << 20;
 /// Bytes that an index beside a shard may have however small the shard is.
 const FREE_BESIDE: u64 = 64 << 10;
