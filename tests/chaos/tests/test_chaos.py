@@ -32,7 +32,7 @@ from tests.chaos.history import Result
 from tests.chaos.plan import At, Data, Fault, Job, Plan, Point, features, loads
 
 ROUND = (8, 21, 43, 44, 48, 51, 71, 88, 102, 120, 126, 150, 154, 158, 189, 227, 343)
-"""Seeds of the short round. They cover each kind of dataset, several ranks, kills of all processes, stores and their keys."""
+"""Seeds of the short round. They cover each kind of dataset, several ranks, kills of every process, and stores."""
 POINTS = (Point("some-point"), Point("another", costs_a_sample=True))
 ROOT = Path(__file__).parents[3]
 
