@@ -99,6 +99,7 @@ def _expected(scheme: str) -> str:
 
 def _query(signature: Any) -> list[tuple[str, str]]:
     """Returns the names and values of a shared access signature, which is a query as text or as pairs."""
+    pairs: list[tuple[Any, Any]]
     if isinstance(signature, str):
         parts = (part.partition("=") for part in signature.strip().lstrip("?").split("&") if part)
         # Not `parse_qsl`, which takes the plus signs of a signature for spaces.
