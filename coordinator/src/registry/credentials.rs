@@ -4,6 +4,7 @@
 //! that it shares with other jobs use its credentials, they are tried alone, by a request for one object of each store of the
 //! dataset. A job that is refused gets the store's error, and the others never use its credentials.
 
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -97,27 +98,30 @@ impl Registry {
     }
 }
 
+/// Objects of a store that are asked for, if they do not exist, until one does.
+const MOST_TRIES: u32 = 16;
+
 /// Checks that the stores' credentials may read a source, by one object of each store.
 fn check_access(source: &Source, stores: &Stores) -> Result<()> {
     let is_folder = matches!(
         source,
         Source::ImageFolder { .. } | Source::AudioFolder { .. }
     );
-    let mut checked = Vec::new();
+    let mut tries = BTreeMap::<String, u32>::new();
     for text in source.locations() {
         // Local files need no credentials, and an URL that is not accepted is reported when the dataset is opened.
         let Ok(Some(url)) = DatasetUrl::parse(text) else {
             continue;
         };
         let name = url.store();
-        if url.scheme.is_http() || checked.contains(&name) {
+        let left = tries.entry(name).or_insert(MOST_TRIES);
+        if url.scheme.is_http() || *left == 0 {
             continue;
         }
         let store = stores.of(&url).map_err(from_lower)?;
-        store
-            .check_access(&url.key, is_folder)
-            .map_err(from_lower)?;
-        checked.push(name);
+        let is_checked = store.check_access(&url.key, is_folder);
+        let is_checked = is_checked.map_err(from_lower)?;
+        *left = if is_checked { 0 } else { *left - 1 };
     }
     Ok(())
 }

@@ -32,7 +32,12 @@ fn refuse_reading(server: &ObjectServer) {
 #[test]
 fn a_job_that_may_list_but_not_read_is_refused_also_if_markers_of_folders_come_first() {
     let (server, stores) = server_with(&["photos/", "photos/a/", "photos/a/1.jpg"]);
-    store(&stores).check_access("photos", true).unwrap();
+    assert!(store(&stores).check_access("photos", true).unwrap());
+    assert!(
+        !store(&stores)
+            .check_access("photos/absent.jpg", false)
+            .unwrap()
+    );
     refuse_reading(&server);
     for (key, is_folder) in [("photos", true), ("", true), ("photos/a/1.jpg", false)] {
         let error = store(&stores).check_access(key, is_folder).unwrap_err();
@@ -66,7 +71,7 @@ fn objects_that_cannot_be_asked_for_are_passed_over() {
     // Some tools write markers with content. Their keys end with a slash all the same, which the library leaves out.
     let (server, stores) = server_with(&["photos/1.jpg"]);
     server.put(BUCKET, "photos/", b"marker");
-    store(&stores).check_access("photos", true).unwrap();
+    assert!(store(&stores).check_access("photos", true).unwrap());
     server.delete(BUCKET, "photos/1.jpg");
     let error = store(&stores).check_access("photos", true).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::Changed, "{error}");

@@ -74,13 +74,14 @@ impl RemoteStore {
     }
 
     /// Checks that the credentials of this store's jobs may read a dataset, by requests for the length of an object: the one
-    /// with this key, or one of a folder. Gives up after a few seconds without an answer.
+    /// with this key, or one of a folder. Gives up after a few seconds without an answer. Returns `false` if nothing was
+    /// checked, because there is no such object.
     ///
     /// # Errors
     /// If the store refuses, or does not answer, or nothing of a folder can be read.
-    pub fn check_access(&self, key: &str, is_folder: bool) -> Result<(), Error> {
+    pub fn check_access(&self, key: &str, is_folder: bool) -> Result<bool, Error> {
         if is_folder {
-            return self.check_folder(key);
+            return self.check_folder(key).map(|()| true);
         }
         let object = ObjectRef {
             key: key.to_owned(),
@@ -89,8 +90,8 @@ impl RemoteStore {
         };
         match self.check_object(&object) {
             // Opening the dataset tells of an object that does not exist.
-            Err(error) if *error.kind() != ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+            Err(error) if *error.kind() == ErrorKind::NotFound => Ok(false),
+            checked => checked.map(|()| true),
         }
     }
 
