@@ -24,7 +24,7 @@ const NO_VARIABLES: u64 = 0;
 pub(crate) struct JobStores {
     number: u64,
     variables: StoreVariables,
-    /// What the credentials are for that jobs give, or `None` if the variables name them.
+    /// The stores and the source for which jobs give credentials, or `None` if the variables name the credentials.
     provided: Option<Provided>,
     /// The jobs that give the credentials, if jobs do.
     pub(crate) pool: Option<Arc<CredentialPool>>,
@@ -32,7 +32,7 @@ pub(crate) struct JobStores {
     pub(crate) stores: Arc<Stores>,
 }
 
-/// What credentials are for that jobs give themselves.
+/// The stores and the source for which jobs give credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Provided {
     pub(crate) scheme: UrlScheme,
@@ -87,7 +87,7 @@ impl AllStores {
         }
     }
 
-    /// Returns the stores of a job with these variables. `provided` is what the credentials are for that it gives itself, if it
+    /// Returns the stores of a job with these variables. `provided` says for what the job gives credentials, if it
     /// does. As long as somebody holds them, jobs with the same ones get them too. New ones replace those that nobody
     /// holds any more.
     pub(crate) fn of(

@@ -191,7 +191,7 @@ const FILES: [(UrlScheme, &str); 7] = [
 
 /// Refuses files with credentials that are no regular files of a few bytes.
 fn check_files(scheme: UrlScheme, variables: &Variables) -> Result<()> {
-    // Those that a job gives by itself are in no file.
+    // Credentials that a job gives by itself are in no file.
     if variables.pool(scheme).is_some() {
         return Ok(());
     }

@@ -50,9 +50,9 @@ struct ProgramCredentials {
     command: String,
     /// The program finds them in its environment.
     variables: Variables,
-    /// Never locked while the program runs.
+    /// The outcome of the last run. The lock is never held while the program runs.
     last: Mutex<Option<LastRun>>,
-    /// Held while the program runs, so that it runs once for all requests.
+    /// The lock that is held while the program runs, so that it runs once for all requests.
     running: Arc<tokio::sync::Mutex<()>>,
 }
 

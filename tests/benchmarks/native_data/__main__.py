@@ -7,12 +7,9 @@ usage: python -m tests.benchmarks.native_data PHOTOGRAPHS --peers PYTHON --out F
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 from tests.benchmarks.loaders.arguments import words
@@ -21,6 +18,8 @@ from tests.benchmarks.native_data.files import make
 from tests.benchmarks.native_data.kinds import KINDS
 from tests.benchmarks.native_data.running import Plan, Run, measure
 from tests.benchmarks.slow_samples.running import Progress
+from tests.benchmarks.storage.peers.measure import versions
+from tests.benchmarks.storage.peers.table import jobs_label
 from tools.demo.children import exit_code
 
 SECONDS, QUICK_SECONDS = 5.0, 1.0
@@ -41,19 +40,11 @@ def benchmark(args: argparse.Namespace) -> None:
             for plan in plans:
                 run = measure(plan, data[plan.kind], args.peers.absolute(), args.seconds)
                 runs[plan].append(run)
-                jobs = f"{plan.jobs} job{'s' * (plan.jobs > 1)}"
                 samples = KINDS[plan.kind].samples
-                progress.say(f"{plan.loader}, {jobs}: {run.samples_per_s:,.0f} {samples}/s")
-    results = report.Results(runs, versions(args.peers.absolute()), args.seconds, args.quick)
+                progress.say(f"{plan.loader}, {jobs_label(plan.jobs)}: {run.samples_per_s:,.0f} {samples}/s")
+    results = report.Results(runs, versions(args.peers.absolute(), PACKAGES), args.seconds, args.quick)
     report.show(results)
     print("\n" + ", ".join(map(str, report.write(results, args.out))))
-
-
-def versions(python: Path) -> dict[str, str]:
-    """Returns the versions of the packages, those of other loaders as their environment has them."""
-    program = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
-    told = subprocess.run([str(python), "-c", program, *PACKAGES], capture_output=True, check=True, timeout=60)
-    return {"coprep": metadata.version("coprep"), **json.loads(told.stdout)}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

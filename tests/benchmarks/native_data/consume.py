@@ -17,7 +17,9 @@ class Pairs:
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for batch in self.loader:
-            yield (batch[0] if isinstance(batch, (list, tuple)) else batch), None
+            # Batches of Hugging Face's `datasets` are dicts.
+            parts = list(batch.values()) if isinstance(batch, dict) else batch
+            yield (parts[0] if isinstance(parts, (list, tuple)) else parts), None
 
 
 def run(loader: Iterable[Any], warm_after: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from tests.benchmarks.native_data.consume import run
-from tests.benchmarks.native_data.files import STRIDE, WINDOW
+from tests.benchmarks.native_data.files import RATE, STRIDE, WINDOW
 from tests.benchmarks.native_data.kinds import HOP, KINDS, MELS, SECONDS, SPEECH_RATE, WINDOW_OF_FFT
 
 
@@ -60,7 +60,7 @@ class Sounds(Dataset[Any]):
         import torchaudio
 
         self.files = sorted(Path(folder).rglob("*.flac"))
-        self.resample = torchaudio.transforms.Resample(44_100, SPEECH_RATE)
+        self.resample = torchaudio.transforms.Resample(RATE, SPEECH_RATE)
         self.spectrogram = torchaudio.transforms.MelSpectrogram(
             SPEECH_RATE, n_fft=WINDOW_OF_FFT, hop_length=HOP, n_mels=MELS
         )
@@ -96,16 +96,6 @@ def photographs(folder: str) -> Any:
 DATASETS = {"tokens": Tokens, "arrays": Rows, "audio": Sounds, "parquet": photographs}
 
 
-class Images:
-    """The batches of a loader of Hugging Face's `datasets` as pairs."""
-
-    def __init__(self, loader: Iterable[dict[str, Any]]) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        return ((batch["image"], batch["label"]) for batch in self.loader)
-
-
 def main() -> None:
     kind, data, warm_after, loader, workers = sys.argv[1:]
     torch.set_num_threads(1)
@@ -114,7 +104,7 @@ def main() -> None:
     if loader == "np.memmap":
         run(RandomWindows(dataset, size), int(warm_after))
     batches = DataLoader(dataset, size, shuffle=True, num_workers=int(workers), persistent_workers=True)
-    run(Images(batches) if kind == "parquet" else batches, int(warm_after))
+    run(batches, int(warm_after))
 
 
 if __name__ == "__main__":

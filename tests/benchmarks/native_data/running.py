@@ -12,6 +12,7 @@ from typing import Any
 from tests.benchmarks.loaders.machine import CpuClock, cores, remove_torch_files, trees
 from tests.benchmarks.loaders.measure import ONE_THREAD, sleep_until
 from tests.benchmarks.native_data.kinds import KINDS
+from tests.benchmarks.storage.peers.loaders import workers_of
 from tools.demo.children import Child, ChildFailed, Children, messages
 
 START_TIMEOUT_S, WINDOW_TIMEOUT_S = 300.0, 60.0
@@ -35,7 +36,10 @@ class Plan:
         if self.loader.startswith("coprep"):
             program, options = [sys.executable, "-m", f"{package}.job_coprep"], ["decoded" if self.is_cached else "off"]
         else:
-            program, options = [str(python), "-m", f"{package}.job_torch"], [self.loader, str(workers_of(self.jobs))]
+            program, options = (
+                [str(python), "-m", f"{package}.job_torch"],
+                [self.loader, str(workers_of(self.jobs, cores()))],
+            )
         return [*program, self.kind, str(data), str(self.warm_after()), *options]
 
     def warm_after(self) -> int:
@@ -103,8 +107,3 @@ def wait_for(events: Sequence[str], jobs: Sequence[Child], timeout: float) -> li
             if not job.running():
                 raise job.failure()
     return [[heard[event, job.name] for job in jobs] for event in events]
-
-
-def workers_of(jobs: int) -> int:
-    """Returns the workers of each job's DataLoader: all jobs together have one for each core, or one each."""
-    return max(cores() // jobs, 1)

@@ -8,11 +8,13 @@ from pathlib import Path
 import coprep
 import numpy as np
 
+from tests.benchmarks.loaders.machine import cores
 from tests.benchmarks.native_data import __main__ as command
 from tests.benchmarks.native_data.files import STRIDE, WINDOW, make
 from tests.benchmarks.native_data.kinds import KINDS
 from tests.benchmarks.native_data.report import Results
-from tests.benchmarks.native_data.running import Plan, Run, workers_of
+from tests.benchmarks.native_data.running import Plan, Run
+from tests.benchmarks.storage.peers.loaders import workers_of
 
 PYTHON = Path(sys.executable)
 
@@ -33,7 +35,7 @@ def test_the_files_have_as_many_samples_as_the_benchmark_asks_for(tmp_path: Path
 def test_a_job_is_steady_after_some_batches_or_when_its_cache_is_full() -> None:
     assert Plan("audio", "coprep", 1).warm_after() == 8 * 32
     assert Plan("audio", "coprep, cached", 1).warm_after() == 8 * 32 + 512
-    assert workers_of(1000) == 1
+    assert workers_of(1000, cores()) == 1
 
 
 def test_each_loader_of_each_kind_has_a_command() -> None:

@@ -203,7 +203,7 @@ def test_a_window_is_as_many_neighbours_as_it_says_in_an_order_of_the_seed(
         if window is None:
             assert held == 0
         elif source != stored:
-            # What was read for the index of local shards is not kept, so each block was read.
+            # Images that were read for the index of local shards are not kept, so each block was read.
             assert 0 < held <= sum(path.stat().st_size for path in shards.iterdir())
         return found
 

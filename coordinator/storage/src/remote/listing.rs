@@ -217,7 +217,7 @@ impl RemoteStore {
         let (mut passed_over, mut jumps) = (0, false);
         self.list(prefix, Some(&just_before(first)), |event| {
             let ListEvent::Object(object) = event else {
-                // What was found before is true all the same.
+                // The objects that were found before are right all the same.
                 return ControlFlow::Continue(());
             };
             let is_wanted = wanted.take(&object);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tests.support.object_server import ObjectServer
 def measure(server: ObjectServer, photographs: Dataset, python: Path, repeat: int, quick: bool) -> PeerResults:
     """Measures every loader `repeat` times. `python` is the interpreter of the environment that has the other ones."""
     bucket = Bucket.fill(server, photographs, python, quick)
-    results = PeerResults(bucket.samples, cores(), versions(python))
+    results = PeerResults(bucket.samples, cores(), versions(python, (*packages(), "torch", "torchvision")))
     cases = [(loader, jobs) for loader in LOADERS for jobs in loader.jobs]
     progress = Progress(repeat * len(cases))
     for _ in range(repeat):
@@ -32,9 +33,9 @@ def measure(server: ObjectServer, photographs: Dataset, python: Path, repeat: in
     return results
 
 
-def versions(python: Path) -> dict[str, str]:
-    """Returns the versions of the packages, those of other loaders as their environment has them."""
-    names = [name for name in (*packages(), "torch", "torchvision") if name != "coprep"]
+def versions(python: Path, names: Sequence[str]) -> dict[str, str]:
+    """Returns the versions of coprep and of other packages, as the environment of `python` has them."""
+    names = [name for name in names if name != "coprep"]
     program = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
     told = subprocess.run([str(python), "-c", program, *names], capture_output=True, check=True, timeout=60)
     return {"coprep": metadata.version("coprep"), **json.loads(told.stdout)}

@@ -154,7 +154,7 @@ fn large_samples_are_fetched_fewer_at_a_time() {
     // One is prepared, two wait and one is being read.
     assert_eq!(begun(&mut stages), "p. fl ");
     assert_eq!(stages.held + stages.incoming, MOST_HELD);
-    // What is prepared takes no memory here any more, and all reads end.
+    // A sample that is being prepared does not count any more, and all reads end.
     for _ in 0..6 {
         prepared(&mut stages);
         begun(&mut stages);
