@@ -11,7 +11,7 @@
 //!
 //! The state is changed under the lock of the stream. Nothing here waits, and time is an argument.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::gpu_batch::GpuBatchLayout;
@@ -23,8 +23,10 @@ const LONGEST_COPY: Duration = Duration::from_secs(5);
 
 /// The place of a minibatch in relation to a ring.
 pub(crate) enum RingPlace {
-    /// It is not in the ring.
+    /// It is not in the ring, although it was prepared when the ring was filled last: no buffer was free for it.
     Absent,
+    /// It was not yet prepared when the ring was filled last, so it may come into the ring with the next round.
+    NotSeen,
     /// It is being copied there.
     Copying,
     /// It lies in this buffer.
@@ -76,6 +78,8 @@ pub(crate) struct Ring {
     parts: RingParts,
     /// Minibatches of the ring, by number.
     minibatches: BTreeMap<u64, RingMinibatch>,
+    /// Minibatches that were wanted and prepared when the ring was filled last.
+    seen: BTreeSet<u64>,
     /// Number of copies that were begun, by which the oldest one is known.
     begun: u64,
     counts: UploadCounts,
@@ -102,6 +106,7 @@ impl Ring {
         Ring {
             parts,
             minibatches: BTreeMap::new(),
+            seen: BTreeSet::new(),
             begun: 0,
             counts: UploadCounts::default(),
         }
@@ -123,7 +128,8 @@ impl Ring {
 
     pub(crate) fn place(&self, minibatch: u64) -> RingPlace {
         match self.minibatches.get(&minibatch) {
-            None => RingPlace::Absent,
+            None if self.seen.contains(&minibatch) => RingPlace::Absent,
+            None => RingPlace::NotSeen,
             Some(RingMinibatch { copy: Some(_), .. }) => RingPlace::Copying,
             Some(RingMinibatch { lease, .. }) => RingPlace::Ready(lease.clone()),
         }
@@ -231,11 +237,14 @@ impl Ring {
         Ok(!ended.is_empty())
     }
 
-    /// Forgets the minibatches that nobody has still to be given. Those that are being copied stay until then.
-    pub(crate) fn keep_only(&mut self, is_wanted: impl Fn(u64) -> bool) {
+    /// Begins a round with the minibatches that somebody has still to be given, and whether each is prepared. The others
+    /// are forgotten; those that are being copied stay until then.
+    pub(crate) fn begin_round(&mut self, wanted: &BTreeMap<u64, bool>) {
         self.minibatches
             // The uploader still writes into the buffer of a copy that has not ended.
-            .retain(|&number, minibatch| minibatch.copy.is_some() || is_wanted(number));
+            .retain(|number, minibatch| minibatch.copy.is_some() || wanted.contains_key(number));
+        let prepared = wanted.iter().filter(|&(_, is_prepared)| *is_prepared);
+        self.seen = prepared.map(|(&number, _)| number).collect();
     }
 
     /// Makes a buffer free by forgetting a minibatch that no consumer has been handed, and that none needs now. Returns
@@ -358,6 +367,11 @@ mod tests {
             items
         }
 
+        fn has(&self, minibatch: u64) -> bool {
+            let place = self.ring.place(minibatch);
+            !matches!(place, RingPlace::Absent | RingPlace::NotSeen)
+        }
+
         fn ready(&self, minibatch: u64) -> Option<Lease> {
             match self.ring.place(minibatch) {
                 RingPlace::Ready(lease) => Some(lease),
@@ -371,7 +385,7 @@ mod tests {
         let mut world = World::new();
         assert!(world.begin(7, 100));
         assert!(matches!(world.ring.place(7), RingPlace::Copying));
-        assert!(matches!(world.ring.place(8), RingPlace::Absent));
+        assert!(matches!(world.ring.place(8), RingPlace::NotSeen));
         let (free, staging) = (world.staging.free(), world.staging.layout().buffers);
         assert_eq!(free, staging - 1, "what is copied is not filled again");
         world.now += Duration::from_millis(3);
@@ -396,15 +410,15 @@ mod tests {
         let mut world = World::new();
         (0..4).for_each(|n| assert!(world.begin(n, 0)));
         assert!(!world.begin(4, 0), "all buffers are in use");
-        world.ring.keep_only(|_| false);
+        world.ring.begin_round(&BTreeMap::new());
         assert_eq!(world.ring.buffers(), (BUFFERS, 0), "they are being copied");
         world.copy();
         let held = world.ready(2);
-        world.ring.keep_only(|number| number == 1);
+        world.ring.begin_round(&BTreeMap::from([(1, true)]));
         assert_eq!(world.ring.buffers(), (BUFFERS, 2));
         drop(held);
         assert_eq!(world.ring.buffers(), (BUFFERS, 3));
-        world.ring.keep_only(|_| false);
+        world.ring.begin_round(&BTreeMap::new());
         assert_eq!(world.ring.buffers(), (BUFFERS, BUFFERS));
     }
 
@@ -423,13 +437,12 @@ mod tests {
         // 5 is the oldest, and some consumer has it. 3 is needed now.
         let held = world.ready(5).unwrap();
         assert!(world.ring.make_room(|number| number == 3, |_| false));
-        let is_there = |world: &World, n| !matches!(world.ring.place(n), RingPlace::Absent);
-        let there = [5, 3, 9, 1].map(|n| is_there(&world, n));
+        let there = [5, 3, 9, 1].map(|n| world.has(n));
         assert_eq!(there, [true, true, false, true]);
         assert!(!world.ring.make_room(|number| number == 3, |_| false));
         drop(held);
         assert!(world.ring.make_room(|number| number == 3, |_| false));
-        assert!(!is_there(&world, 5));
+        assert!(!world.has(5));
     }
 
     #[test]
@@ -441,8 +454,20 @@ mod tests {
         world.copy();
         for expected in [2, 1, 3] {
             assert!(world.ring.make_room(|_| false, |number| number != 2));
-            assert!(matches!(world.ring.place(expected), RingPlace::Absent));
+            assert!(!world.has(expected));
         }
+    }
+
+    #[test]
+    fn a_minibatch_that_was_prepared_after_the_ring_was_filled_may_yet_come_into_it() {
+        let mut world = World::new();
+        (0..4).for_each(|n| assert!(world.begin(n, 0)));
+        // One that is being prepared is wanted too.
+        let wanted = BTreeMap::from([(3, true), (4, false)]);
+        world.ring.begin_round(&wanted);
+        assert!(matches!(world.ring.place(4), RingPlace::NotSeen));
+        world.ring.begin_round(&BTreeMap::from([(4, true)]));
+        assert!(matches!(world.ring.place(4), RingPlace::Absent));
     }
 
     #[test]

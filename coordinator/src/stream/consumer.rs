@@ -289,7 +289,8 @@ impl Consumer {
             RingPlace::Ready(lease) if has_room || held.contains(&lease.buffer()) => {
                 ItemBuffer::Ring(lease)
             }
-            // All buffers of the ring are in use by others.
+            // All buffers of the ring are in use by others. One that was prepared after the ring was filled may yet
+            // come into it: whoever prepared it begins the next round.
             RingPlace::Absent if has_room => ItemBuffer::Staging,
             _ => ItemBuffer::NotYet,
         }
@@ -797,15 +798,15 @@ mod tests {
         assert_eq!((consumer.buffers_held(), pool.free()), (0, 4));
     }
 
-    #[test]
-    fn a_consumer_that_takes_nothing_is_handed_two_buffers_of_a_ring() {
+    /// A ring of four buffers of one sample, and the end of its uploader.
+    fn ring() -> (Ring, Receiver, Doorbell) {
         let labels = Field {
             name: "label".into(),
             dtype: Dtype::I64,
             shape: Vec::new(),
         };
         let of_uploader = HandOver::new();
-        let mut ring = Ring::new(RingParts {
+        let ring = Ring::new(RingParts {
             pool: 1,
             ids: StagingPool::create(Layout::new(&[8], 1, 4).unwrap()).unwrap(),
             id_fields: vec![0],
@@ -813,23 +814,39 @@ mod tests {
             sender: of_uploader.sender,
             _bell: of_uploader.bell,
         });
+        (ring, of_uploader.receiver, of_uploader.doorbell)
+    }
+
+    /// Begins to copy a minibatch to a ring, if a buffer is free there.
+    fn copy(ring: &mut Ring, batch: &PendingBatch) {
+        let request = RingRequest {
+            minibatch: batch.number,
+            staging: &batch.done().unwrap().lease,
+            slots: 1,
+        };
+        ring.copy_ahead(&[request], 4, Instant::now());
+    }
+
+    /// Ends the copies that an uploader was asked for.
+    fn end_copies(ring: &mut Ring, uploader: &Receiver) {
+        while let Some((seq, _)) = uploader.try_next().unwrap() {
+            uploader.release(seq).unwrap();
+        }
+        assert!(ring.poll(Instant::now()).unwrap());
+    }
+
+    #[test]
+    fn a_consumer_that_takes_nothing_is_handed_two_buffers_of_a_ring() {
+        let (mut ring, uploader, _doorbell) = ring();
         let pool = StagingPool::create(Layout::new(&[8], 1, 8).unwrap()).unwrap();
         let mut connected = Connected::new();
         let consumer = &mut connected.consumer;
         for number in 0..4 {
             let batch = minibatch(&pool, number).unwrap();
-            let request = RingRequest {
-                minibatch: number,
-                staging: &batch.done().unwrap().lease,
-                slots: 1,
-            };
-            ring.copy_ahead(&[request], 4, Instant::now());
-            consumer.expect(batch.clone(), whole(), &StallClock::default());
+            copy(&mut ring, &batch);
+            consumer.expect(batch, whole(), &StallClock::default());
         }
-        while let Some((seq, _)) = of_uploader.receiver.try_next().unwrap() {
-            of_uploader.receiver.release(seq).unwrap();
-        }
-        assert!(ring.poll(Instant::now()).unwrap());
+        end_copies(&mut ring, &uploader);
         let flush = |consumer: &mut Consumer| {
             let flushed = consumer.flush(&StallClock::default(), 0, Some(&ring));
             assert!(flushed.is_ok() && consumer.poll().is_ok());
@@ -844,5 +861,33 @@ mod tests {
         connected.receiver.release(seq).unwrap();
         assert!(consumer.poll().is_ok());
         assert_eq!(flush(consumer), (MOST_OF_RING, 1));
+    }
+
+    #[test]
+    fn a_minibatch_that_is_prepared_as_the_ring_is_filled_waits_for_the_next_round() {
+        let (mut ring, uploader, _doorbell) = ring();
+        let pool = StagingPool::create(Layout::new(&[8], 1, 8).unwrap()).unwrap();
+        let mut connected = Connected::new();
+        let consumer = &mut connected.consumer;
+        let batch = minibatch(&pool, 7).unwrap();
+        consumer.expect(batch.clone(), whole(), &StallClock::default());
+        let handed_pool = |consumer: &mut Consumer, ring: &Ring| {
+            let flushed = consumer.flush(&StallClock::default(), 0, Some(ring));
+            assert!(flushed.is_ok());
+            let next = connected.receiver.try_next().unwrap();
+            next.map(|(_, item)| item.pool)
+        };
+        ring.begin_round(&BTreeMap::from([(7, false)]));
+        assert_eq!(handed_pool(consumer, &ring), None, "no copy of its own");
+        ring.begin_round(&BTreeMap::from([(7, true)]));
+        copy(&mut ring, &batch);
+        assert_eq!(handed_pool(consumer, &ring), None, "it is being copied");
+        end_copies(&mut ring, &uploader);
+        assert_eq!(handed_pool(consumer, &ring), Some(1));
+        // Where the ring had its chance and no buffer, the consumer copies.
+        let batch = minibatch(&pool, 8).unwrap();
+        consumer.expect(batch, whole(), &StallClock::default());
+        ring.begin_round(&BTreeMap::from([(8, true)]));
+        assert_eq!(handed_pool(consumer, &ring), Some(0));
     }
 }

@@ -345,8 +345,10 @@ impl Engine {
                 all.filter(|consumer| consumer.mapped_ring() == Some(pool))
             };
             let wanted = consumers().flat_map(Consumer::minibatches);
-            let wanted: BTreeSet<u64> = wanted.map(|batch| batch.number).collect();
-            shared.ring.keep_only(|number| wanted.contains(&number));
+            let wanted: BTreeMap<u64, bool> = wanted
+                .map(|batch| (batch.number, batch.done().is_some()))
+                .collect();
+            shared.ring.begin_round(&wanted);
             let needed = ready(consumers().flat_map(Consumer::minibatches_in_reach));
             let soon = ready(consumers().flat_map(Consumer::minibatches_soon));
             shared.ring.copy_needed(&needed, &soon, now);
