@@ -22,6 +22,8 @@ use coprep_protocol::size::{self, human};
 
 /// Limit for the time in which the NVIDIA driver answers. It takes up to some seconds to wake many GPUs.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(20);
+/// Number of open files below which a coordinator may run short of them.
+const FEW_DESCRIPTORS: u64 = 1024;
 
 /// Severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -321,16 +323,16 @@ fn cpu_features() -> Finding {
     }
 }
 
-/// Checks the limit of open files.
+/// Checks how many files a coordinator may have open.
 fn descriptors() -> Finding {
     let check = "open files";
-    match nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE) {
-        Ok((soft, _)) if soft < 1024 => warning(
+    match coprep_shared_memory::descriptors::attainable() {
+        Ok(limit) if limit < FEW_DESCRIPTORS => warning(
             check,
-            format!("limit {soft}"),
-            "each job takes about 10 in the coordinator: ulimit -n 4096",
+            format!("limit {limit}"),
+            "in the coordinator each job takes about 10, and each read of remote storage one: ulimit -n 4096",
         ),
-        Ok((soft, _)) => ok(check, format!("limit {soft}")),
+        Ok(limit) => ok(check, format!("limit {limit}")),
         Err(e) => warning(check, e.to_string(), "ulimit -n does not answer"),
     }
 }

@@ -10,7 +10,7 @@ use coprep_coordinator::{DiskSettings, OwnFile, Server, Settings, Slowness, Stop
 use coprep_metrics::Metrics;
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::size::human;
-use coprep_shared_memory::memory;
+use coprep_shared_memory::{descriptors, memory};
 
 use crate::args::{ServeArgs, Switch};
 use crate::{Outcome, logs};
@@ -21,6 +21,10 @@ pub(crate) fn run(paths: CoordinatorPaths, args: &ServeArgs) -> Outcome {
     #[cfg(feature = "failpoints")]
     let _failpoints = failpoints();
     coprep_shared_memory::allocator::keep_freed_memory();
+    // Each read of remote storage has a descriptor, and so have idle connections.
+    if let Err(e) = descriptors::raise_limit() {
+        tracing::warn!("{e}");
+    }
     let socket = paths.socket.clone();
     // A newer coordinator may have put its own log at this path by the time this one ends: remove only our file.
     let log = OwnFile::at(&paths.log()).ok().filter(|_| args.auto);

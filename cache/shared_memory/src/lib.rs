@@ -15,8 +15,9 @@
 //! All memory is reserved when it is created ([`memory`]). A shortage is therefore an [`Error`] that states the bytes
 //! wanted, the bytes available and a remedy. It is never a SIGBUS later.
 //!
-//! The crate also has the settings of a process's own allocator ([`allocator`]) and of its threads ([`scheduling`]), because
-//! several of the processes that share the memory need them, and this is the only crate that all of them use.
+//! The crate also has the settings of a process's own allocator ([`allocator`]), of its threads ([`scheduling`]) and of its
+//! open files ([`descriptors`]), because several of the processes that share the memory need them, and this is the only
+//! crate that all of them use.
 //!
 //! # Architecture invariants
 //!
@@ -29,6 +30,8 @@
 
 #[cfg(not(feature = "loom"))]
 pub mod allocator;
+#[cfg(not(feature = "loom"))]
+pub mod descriptors;
 #[cfg(not(feature = "loom"))]
 mod error;
 #[cfg(not(feature = "loom"))]

@@ -10,9 +10,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// The library's own retries. They are short, because they use the credentials of the first try.
 const RETRIES: usize = 3;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Idle connections that are kept for each host: as many as reads that may be under way. Each further one would be opened
-/// anew for each read.
-const IDLE_CONNECTIONS: usize = 512;
+/// Idle connections that are kept for each host: as many as reads that may be under way with 64 processors. Each further one
+/// would be opened anew for each read.
+const IDLE_CONNECTIONS: usize = 4096;
 
 pub(crate) fn options(is_plain: bool) -> ClientOptions {
     ClientOptions::new()

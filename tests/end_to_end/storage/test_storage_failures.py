@@ -49,6 +49,23 @@ def test_answers_that_fail_lose_and_skip_nothing(
     assert server.counts()["gets"] > 2 * N
 
 
+def test_more_reads_than_open_files_that_the_coordinator_began_with(
+    socket_path: Path, server: ObjectServer, photos: str
+) -> None:
+    # So it is with the usual limit of 1,024, several stores and many processors.
+    server.faults(latency_ms=50)
+    coordinator = subprocess.Popen(["bash", "-c", "ulimit -Sn 64; exec coprep serve"])
+    try:
+        until(socket_path.exists, "the coordinator listens")
+        with loader(photos) as train:
+            for _ in range(2):
+                assert sorted(ids(train)) == list(range(N))
+        assert coprep.status()["outages"] == []
+    finally:
+        coordinator.terminate()
+        coordinator.wait(WAIT)
+
+
 def test_jobs_wait_for_a_store_that_is_away_and_go_on(socket_path: Path, server: ObjectServer, photos: str) -> None:
     with loader(photos, on_error="skip") as train, ThreadPoolExecutor(1) as pool:
         batches = iter(train)

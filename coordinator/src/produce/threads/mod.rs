@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use coprep_costs::Balance;
 use coprep_protocol::message::PoolStatus;
 use coprep_protocol::poll_interval::poll_every;
+use coprep_shared_memory::descriptors;
 use coprep_shared_memory::lock::{lock, unpoisoned};
 use coprep_storage::{DetachedRead, ReadBytes};
 use fail::fail_point;
@@ -151,10 +152,15 @@ fn is_reading(marks: &[ReadMark]) -> impl Fn(usize) -> bool {
     move |thread| marks.get(thread).is_some_and(ReadMark::is_reading)
 }
 
-/// Largest number of threads beyond one per processor, which wait for storage: local storage, and remote storage, whose
-/// answers take 10 to 100 times as long.
+/// Largest number of threads beyond one per processor, which wait for local storage.
 const MOST_WAITING: u32 = 128;
-const MOST_WAITING_REMOTE: u32 = 512;
+/// Largest number of reads of remote storage at a time: this one, or this one for each processor if that is more. With a
+/// latency of 50 ms they bring more than a processor prepares.
+const MOST_REMOTE: u32 = 512;
+const MOST_REMOTE_EACH: u32 = 64;
+/// The divisor for the share of this process's descriptors that reads of remote storage may take. Jobs, files and idle
+/// connections have the rest.
+const SHARE_OF_DESCRIPTORS: u64 = 2;
 /// Threads for each processor with which remote storage begins. They keep a processor busy that prepares 1,500 photographs
 /// a second while answers take 50 ms, with some to spare.
 const FIRST_REMOTE: u32 = 96;
@@ -220,7 +226,9 @@ impl ThreadPool {
     pub(crate) fn expect_remote(&self) {
         let cpus = usable(self.cap);
         let mut state = self.pool.state();
-        state.balance.allow(cpus + MOST_WAITING_REMOTE);
+        state
+            .balance
+            .allow(cpus + most_remote(cpus, descriptors::limit().ok()));
         let threads = state.balance.begin_with(cpus * FIRST_REMOTE);
         state.stages.limit(cpus, threads);
         state.stages.expect_detached();
@@ -307,6 +315,13 @@ impl ThreadPool {
             prepare_s: sums.prepare_s,
         }
     }
+}
+
+/// Returns the largest number of reads of remote storage at a time, in a process that may have this many descriptors.
+fn most_remote(cpus: u32, descriptors: Option<u64>) -> u32 {
+    let most = MOST_REMOTE.max(MOST_REMOTE_EACH.saturating_mul(cpus));
+    let fitting = descriptors.map_or(u64::MAX, |limit| limit / SHARE_OF_DESCRIPTORS);
+    most.min(u32::try_from(fitting).unwrap_or(u32::MAX))
 }
 
 /// Returns the number of processors that this process may use now: `cap`, or all that affinity and control group allow.
@@ -540,4 +555,18 @@ fn prepared(
         *scratch = Scratch::default();
     }
     CompletedTask::Prepared(scratch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_of_remote_storage_grow_with_the_processors_and_leave_descriptors_for_others() {
+        assert_eq!(most_remote(2, None), 512);
+        assert_eq!(most_remote(2, Some(65_536)), 512);
+        assert_eq!(most_remote(16, Some(65_536)), 1024);
+        assert_eq!(most_remote(64, Some(65_536)), 4096);
+        assert_eq!(most_remote(64, Some(1024)), 512);
+    }
 }
