@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use coprep_shared_memory::descriptors;
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 
 /// Longest time to connect, and longest time without a byte.
@@ -13,6 +14,9 @@ const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Idle connections that are kept for each host: as many as reads that may be under way with 64 processors. Each further one
 /// would be opened anew for each read.
 const IDLE_CONNECTIONS: usize = 4096;
+/// The divisor for the share of this process's descriptors that idle connections to one host may take. Without a descriptor
+/// for a new job the coordinator would not answer it.
+const SHARE_OF_DESCRIPTORS: usize = 4;
 
 pub(crate) fn options(is_plain: bool) -> ClientOptions {
     ClientOptions::new()
@@ -21,7 +25,15 @@ pub(crate) fn options(is_plain: bool) -> ClientOptions {
         // A large object may take longer than any fixed time, so only silence counts.
         .with_timeout_disabled()
         .with_read_timeout(READ_TIMEOUT)
-        .with_pool_max_idle_per_host(IDLE_CONNECTIONS)
+        .with_pool_max_idle_per_host(idle_connections(descriptors::limit().ok()))
+}
+
+/// Returns the number of idle connections to a host, in a process that may have this many descriptors.
+fn idle_connections(descriptors: Option<u64>) -> usize {
+    let limit = descriptors.map_or(usize::MAX, |limit| {
+        usize::try_from(limit).unwrap_or(usize::MAX)
+    });
+    IDLE_CONNECTIONS.min(limit / SHARE_OF_DESCRIPTORS)
 }
 
 pub(crate) fn retry() -> RetryConfig {

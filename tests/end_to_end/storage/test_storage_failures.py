@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import time
 import warnings
@@ -60,7 +61,11 @@ def test_more_reads_than_open_files_that_the_coordinator_began_with(
         with loader(photos) as train:
             for _ in range(2):
                 assert sorted(ids(train)) == list(range(N))
+        # Without a descriptor for this connection it would not answer.
         assert coprep.status()["outages"] == []
+        limits = Path(f"/proc/{coordinator.pid}/limits").read_text()
+        (limit,) = re.findall(r"Max open files +(\d+)", limits)
+        assert int(limit) == min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 65536) > 64
     finally:
         coordinator.terminate()
         coordinator.wait(WAIT)
