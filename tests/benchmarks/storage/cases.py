@@ -106,6 +106,7 @@ def with_latency(setting: Setting) -> Values:
         "from the 3rd second on": statistics.fmean(after) / limit if after else 0.0,
         "first second at 0.9 or more": float(reached),
         "CPU, remote": remote.cpu_s_per_1000,
+        "server": remote.server_share,
         "others": remote.window.others_cores,
     }
 
@@ -217,6 +218,7 @@ CASES = (
             ("from the 3rd second on", *RATIO),
             ("first second at 0.9 or more", "", 0),
             ("CPU, remote", *CPU),
+            ("server", *CORES),
             ("others", *CORES),
         ),
         with_latency_bars,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 import tarfile
@@ -95,7 +96,7 @@ class Plan:
     index_folder: str | None = None
     """The user's cache folder for indexes of shards, or `None` for the usual one."""
     burn: float = 0.0
-    """Share of one processor that another process uses meanwhile."""
+    """Processors that other processes use meanwhile, such as 0.4."""
 
     def arguments(self) -> list[str]:
         plan = {"data": self.data, "seconds": self.seconds, "epochs": self.epochs, "options": dict(self.options)}
@@ -140,7 +141,7 @@ class Outcome:
 
     @property
     def server_share(self) -> float:
-        """The share of one processor that the server used."""
+        """The processors that the server used, such as 0.4."""
         return self.window.server_cpu_s / (self.window.end - self.window.start)
 
     def rates_by_second(self) -> list[float]:
@@ -151,7 +152,7 @@ class Outcome:
 def run(plan: Plan, store: Store | None = None) -> Outcome:
     """Runs the jobs of a plan from beginning to end."""
     with Children() as children:
-        _burner(plan, children)
+        _burners(plan, children)
         env = {**ONE_THREAD, **(store.server.environment() if store else {})}
         if plan.index_folder:
             env["XDG_CACHE_HOME"] = plan.index_folder
@@ -171,9 +172,12 @@ def run(plan: Plan, store: Store | None = None) -> Outcome:
     return Outcome(float(done["began"]), arrivals, done["fetched_by_visit"], window, gets)
 
 
-def _burner(plan: Plan, children: Children) -> None:
-    if plan.burn > 0:
-        burner = children.module("burner", "tests.benchmarks.storage.burn", [str(plan.burn)])
+def _burners(plan: Plan, children: Children) -> None:
+    # A process uses one processor at most.
+    processes = math.ceil(plan.burn)
+    for number in range(1, processes + 1):
+        share = str(plan.burn / processes)
+        burner = children.module(f"burner {number}", "tests.benchmarks.storage.burn", [share])
         hear(burner, "ready", READY_TIMEOUT_S)
 
 
