@@ -50,10 +50,8 @@ def test_answers_that_fail_lose_and_skip_nothing(
     assert server.counts()["gets"] > 2 * N
 
 
-def test_more_reads_than_open_files_that_the_coordinator_began_with(
-    socket_path: Path, server: ObjectServer, photos: str
-) -> None:
-    # So it is with the usual limit of 1,024, several stores and many processors.
+def test_a_coordinator_raises_a_low_limit_of_open_files(socket_path: Path, server: ObjectServer, photos: str) -> None:
+    # The usual limit of 1,024 is low where there are several stores and many processors.
     server.faults(latency_ms=50)
     coordinator = subprocess.Popen(["bash", "-c", "ulimit -Sn 64; exec coprep serve"])
     try:
