@@ -32,12 +32,8 @@ pub fn attainable() -> Result<u64> {
 /// # Errors
 /// If the system refuses.
 pub fn raise_limit() -> Result<()> {
-    let (now, most) = limits()?;
-    let raised = most.min(MOST);
-    if raised <= now {
-        return Ok(());
-    }
-    setrlimit(Resource::RLIMIT_NOFILE, raised, most)
+    let (_, most) = limits()?;
+    setrlimit(Resource::RLIMIT_NOFILE, attainable()?, most)
         .map_err(|e| os("cannot raise the limit of open files", e))
 }
 

@@ -11,7 +11,7 @@
 //!
 //! The state is changed under the lock of the stream. Nothing here waits, and time is an argument.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use coprep_protocol::gpu_batch::GpuBatchLayout;
@@ -23,7 +23,7 @@ const LONGEST_COPY: Duration = Duration::from_secs(5);
 
 /// The place of a minibatch in relation to a ring.
 pub(crate) enum RingPlace {
-    /// It is not in the ring, although it was prepared when the ring was filled last: no buffer was free for it.
+    /// It is not in the ring, although it was prepared when the ring was filled last, because no buffer was free.
     Absent,
     /// It was not yet prepared when the ring was filled last, so it may come into the ring with the next round.
     NotSeen,
@@ -78,8 +78,8 @@ pub(crate) struct Ring {
     parts: RingParts,
     /// Minibatches of the ring, by number.
     minibatches: BTreeMap<u64, RingMinibatch>,
-    /// Minibatches that were wanted and prepared when the ring was filled last.
-    seen: BTreeSet<u64>,
+    /// The minibatches that somebody had still to be given when the ring was filled last, and whether each was prepared.
+    wanted: BTreeMap<u64, bool>,
     /// Number of copies that were begun, by which the oldest one is known.
     begun: u64,
     counts: UploadCounts,
@@ -106,7 +106,7 @@ impl Ring {
         Ring {
             parts,
             minibatches: BTreeMap::new(),
-            seen: BTreeSet::new(),
+            wanted: BTreeMap::new(),
             begun: 0,
             counts: UploadCounts::default(),
         }
@@ -128,7 +128,7 @@ impl Ring {
 
     pub(crate) fn place(&self, minibatch: u64) -> RingPlace {
         match self.minibatches.get(&minibatch) {
-            None if self.seen.contains(&minibatch) => RingPlace::Absent,
+            None if self.wanted.get(&minibatch) == Some(&true) => RingPlace::Absent,
             None => RingPlace::NotSeen,
             Some(RingMinibatch { copy: Some(_), .. }) => RingPlace::Copying,
             Some(RingMinibatch { lease, .. }) => RingPlace::Ready(lease.clone()),
@@ -239,12 +239,11 @@ impl Ring {
 
     /// Begins a round with the minibatches that somebody has still to be given, and whether each is prepared. The others
     /// are forgotten; those that are being copied stay until then.
-    pub(crate) fn begin_round(&mut self, wanted: &BTreeMap<u64, bool>) {
+    pub(crate) fn begin_round(&mut self, wanted: BTreeMap<u64, bool>) {
         self.minibatches
             // The uploader still writes into the buffer of a copy that has not ended.
             .retain(|number, minibatch| minibatch.copy.is_some() || wanted.contains_key(number));
-        let prepared = wanted.iter().filter(|&(_, is_prepared)| *is_prepared);
-        self.seen = prepared.map(|(&number, _)| number).collect();
+        self.wanted = wanted;
     }
 
     /// Makes a buffer free by forgetting a minibatch that no consumer has been handed, and that none needs now. Returns
@@ -367,9 +366,10 @@ mod tests {
             items
         }
 
-        fn has(&self, minibatch: u64) -> bool {
-            let place = self.ring.place(minibatch);
-            !matches!(place, RingPlace::Absent | RingPlace::NotSeen)
+        /// Begins a round that wants these minibatches, which are prepared.
+        fn want(&mut self, minibatches: &[u64]) {
+            let wanted = minibatches.iter().map(|&number| (number, true));
+            self.ring.begin_round(wanted.collect());
         }
 
         fn ready(&self, minibatch: u64) -> Option<Lease> {
@@ -385,7 +385,8 @@ mod tests {
         let mut world = World::new();
         assert!(world.begin(7, 100));
         assert!(matches!(world.ring.place(7), RingPlace::Copying));
-        assert!(matches!(world.ring.place(8), RingPlace::NotSeen));
+        world.want(&[7, 8]);
+        assert!(matches!(world.ring.place(8), RingPlace::Absent));
         let (free, staging) = (world.staging.free(), world.staging.layout().buffers);
         assert_eq!(free, staging - 1, "what is copied is not filled again");
         world.now += Duration::from_millis(3);
@@ -410,15 +411,15 @@ mod tests {
         let mut world = World::new();
         (0..4).for_each(|n| assert!(world.begin(n, 0)));
         assert!(!world.begin(4, 0), "all buffers are in use");
-        world.ring.begin_round(&BTreeMap::new());
+        world.want(&[]);
         assert_eq!(world.ring.buffers(), (BUFFERS, 0), "they are being copied");
         world.copy();
         let held = world.ready(2);
-        world.ring.begin_round(&BTreeMap::from([(1, true)]));
+        world.want(&[1]);
         assert_eq!(world.ring.buffers(), (BUFFERS, 2));
         drop(held);
         assert_eq!(world.ring.buffers(), (BUFFERS, 3));
-        world.ring.begin_round(&BTreeMap::new());
+        world.want(&[]);
         assert_eq!(world.ring.buffers(), (BUFFERS, BUFFERS));
     }
 
@@ -437,12 +438,14 @@ mod tests {
         // 5 is the oldest, and some consumer has it. 3 is needed now.
         let held = world.ready(5).unwrap();
         assert!(world.ring.make_room(|number| number == 3, |_| false));
-        let there = [5, 3, 9, 1].map(|n| world.has(n));
+        world.want(&[5, 3, 9, 1]);
+        let is_there = |world: &World, n| !matches!(world.ring.place(n), RingPlace::Absent);
+        let there = [5, 3, 9, 1].map(|n| is_there(&world, n));
         assert_eq!(there, [true, true, false, true]);
         assert!(!world.ring.make_room(|number| number == 3, |_| false));
         drop(held);
         assert!(world.ring.make_room(|number| number == 3, |_| false));
-        assert!(!world.has(5));
+        assert!(!is_there(&world, 5));
     }
 
     #[test]
@@ -452,9 +455,10 @@ mod tests {
             assert!(world.begin(minibatch, 0));
         }
         world.copy();
+        world.want(&[1, 2, 3]);
         for expected in [2, 1, 3] {
             assert!(world.ring.make_room(|_| false, |number| number != 2));
-            assert!(!world.has(expected));
+            assert!(matches!(world.ring.place(expected), RingPlace::Absent));
         }
     }
 
@@ -463,10 +467,11 @@ mod tests {
         let mut world = World::new();
         (0..4).for_each(|n| assert!(world.begin(n, 0)));
         // One that is being prepared is wanted too.
-        let wanted = BTreeMap::from([(3, true), (4, false)]);
-        world.ring.begin_round(&wanted);
+        world
+            .ring
+            .begin_round(BTreeMap::from([(3, true), (4, false)]));
         assert!(matches!(world.ring.place(4), RingPlace::NotSeen));
-        world.ring.begin_round(&BTreeMap::from([(4, true)]));
+        world.want(&[4]);
         assert!(matches!(world.ring.place(4), RingPlace::Absent));
     }
 

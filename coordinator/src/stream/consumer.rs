@@ -877,17 +877,17 @@ mod tests {
             let next = connected.receiver.try_next().unwrap();
             next.map(|(_, item)| item.pool)
         };
-        ring.begin_round(&BTreeMap::from([(7, false)]));
+        ring.begin_round(BTreeMap::from([(7, false)]));
         assert_eq!(handed_pool(consumer, &ring), None, "no copy of its own");
-        ring.begin_round(&BTreeMap::from([(7, true)]));
+        ring.begin_round(BTreeMap::from([(7, true)]));
         copy(&mut ring, &batch);
         assert_eq!(handed_pool(consumer, &ring), None, "it is being copied");
         end_copies(&mut ring, &uploader);
         assert_eq!(handed_pool(consumer, &ring), Some(1));
-        // Where the ring had its chance and no buffer, the consumer copies.
+        // The consumer copies one that the ring was offered and did not take.
         let batch = minibatch(&pool, 8).unwrap();
         consumer.expect(batch, whole(), &StallClock::default());
-        ring.begin_round(&BTreeMap::from([(8, true)]));
+        ring.begin_round(BTreeMap::from([(8, true)]));
         assert_eq!(handed_pool(consumer, &ring), Some(0));
     }
 }

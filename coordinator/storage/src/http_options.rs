@@ -52,3 +52,15 @@ pub(crate) fn retry() -> RetryConfig {
 pub(crate) fn is_plain(address: Option<&str>) -> bool {
     address.is_some_and(|address| address.starts_with("http://"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_connections_leave_descriptors_for_others() {
+        assert_eq!(idle_connections(None), 4096);
+        assert_eq!(idle_connections(Some(65_536)), 4096);
+        assert_eq!(idle_connections(Some(1024)), 256);
+    }
+}

@@ -348,7 +348,7 @@ impl Engine {
             let wanted: BTreeMap<u64, bool> = wanted
                 .map(|batch| (batch.number, batch.done().is_some()))
                 .collect();
-            shared.ring.begin_round(&wanted);
+            shared.ring.begin_round(wanted);
             let needed = ready(consumers().flat_map(Consumer::minibatches_in_reach));
             let soon = ready(consumers().flat_map(Consumer::minibatches_soon));
             shared.ring.copy_needed(&needed, &soon, now);
