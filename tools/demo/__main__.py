@@ -6,6 +6,7 @@ usage: python -m tools.demo DATA   (an image folder: one sub-folder per class)
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -18,10 +19,12 @@ from tools.demo.children import Child, ChildFailed, Children, exit_code, message
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
 """Learning rate of each job."""
-STARTS_S = (0.0, 2.0, 4.0, 6.0)
+START_EVERY_S = 1.0
+STARTS_S = tuple(START_EVERY_S * number for number in range(len(LEARNING_RATES)))
 """Start of each job, in seconds after the start of the round."""
-SAMPLES_PER_JOB = 12_000
-"""Approximate samples of a job in all its epochs."""
+SAMPLES_PER_PROCESSOR = 6_000
+"""Approximate samples of a job in all its epochs, for each processor. A job then lasts for some seconds on a small
+machine and on a large one, so that the jobs meet."""
 LARGEST_EPOCH = 6_000
 """A larger dataset is thinned out evenly, so that the demonstration stays short."""
 TIMEOUT_S = 600.0
@@ -82,7 +85,7 @@ def plan(data: Path) -> Work:
         raise SystemExit(f"no images in {data}: it should have one sub-folder of images per class")
     # Rounded up, so that no epoch has more than LARGEST_EPOCH samples.
     stride = -(-samples // LARGEST_EPOCH)
-    epochs = max(2, round(SAMPLES_PER_JOB / (samples / stride)))
+    epochs = max(2, round(SAMPLES_PER_PROCESSOR * len(os.sched_getaffinity(0)) / (samples / stride)))
     return Work(data, samples, len(classes), stride, epochs)
 
 
@@ -193,7 +196,8 @@ def demonstrate(data: Path) -> None:
     """Runs both rounds, and prints their results."""
     work = plan(data)
     thinned = "" if work.stride == 1 else f", of which each job takes {work.samples // work.stride:,}"
-    print(f"{work.samples:,} images in {data}{thinned}; 4 jobs, started 2 s apart, {work.epochs} epochs each, no cache")
+    jobs = f"{len(LEARNING_RATES)} jobs, started {START_EVERY_S:.0f} s apart, {work.epochs} epochs each, no cache"
+    print(f"{work.samples:,} images in {data}{thinned}; {jobs}")
     screen.heading("1 of 2. The jobs share: each sample is prepared once for all of them")
     shared = run_round(work, [None] * len(LEARNING_RATES))
     screen.heading(

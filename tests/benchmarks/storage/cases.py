@@ -1,22 +1,25 @@
-"""The cases: one stream without and with latency, eight jobs with a cache, tar shards, a cache of half the size."""
+"""The cases: one stream without and with latency, eight jobs with a cache, tar shards, caches of half the size."""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.loaders.measure import Dataset
 from tests.benchmarks.loaders.records import Bar
-from tests.benchmarks.storage.running import SKIP_S, Outcome, Plan, Store, run
+from tests.benchmarks.storage.running import MANY_SHARDS, SKIP_S, Disk, Outcome, Plan, Store, open_dataset, run
 
 LATENCY_MS = 50
 JOBS = 8
 WINDOW = 1000
 EPOCHS = 4
 """Epochs with a cache of half the size."""
+DISK_ENTRY_BYTES = 48
+"""Bytes that each entry takes in the table of a disk cache's file."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,63 @@ def half_cache_bars(got: Values) -> list[Bar]:
     ]
 
 
+def disk_cache(setting: Setting) -> Values:
+    """One job with a disk cache for half of the bytes, then one for all of them whose coordinator is killed."""
+    url, size, samples = setting.store.url, setting.photographs.bytes, len(setting.photographs.files)
+    table = DISK_ENTRY_BYTES * 2 * samples
+    plan = Plan(url, epochs=EPOCHS, options={})
+    with _disk(setting) as folder:
+        half = run(replace(plan, disk=Disk(folder, size // 2 + table)), setting.store).fetched_by_visit[:EPOCHS]
+    with _disk(setting) as folder:
+        whole = replace(plan, epochs=1, disk=Disk(folder, 2 * size + table, samples))
+        run(replace(whole, kill=True), setting.store)
+        before = setting.store.gets()
+        (after,) = run(whole, setting.store).gets_by_epoch
+    read = {f"bytes read / all, epoch {number}": bytes / size for number, bytes in enumerate(half, 1)}
+    return {**read, "GETs / samples after kill -9": (after - before) / samples}
+
+
+def _disk(setting: Setting) -> tempfile.TemporaryDirectory[str]:
+    """Returns a folder on the same disk as the local files."""
+    return tempfile.TemporaryDirectory(prefix="disk-", dir=Path(setting.local).parent)
+
+
+def disk_cache_bars(got: Values) -> list[Bar]:
+    read = got["bytes read / all, epoch 2"]
+    return [
+        Bar("half of the bytes on disk: bytes read in the 2nd epoch, lowest", 0.49, True, read, digits=3),
+        Bar("half of the bytes on disk: bytes read in the 2nd epoch, highest", 0.51, False, read, digits=3),
+        Bar(
+            "all bytes on disk: GETs for each sample, after kill -9",
+            0.0001,
+            False,
+            got["GETs / samples after kill -9"],
+            digits=3,
+        ),
+    ]
+
+
+def many_shards(setting: Setting) -> Values:
+    """Many shards that were indexed before, and a server that answers after 50 ms."""
+    url = setting.store.many_shards(setting.photographs)
+    with tempfile.TemporaryDirectory(prefix="coprep-index-") as folder:
+        first = open_dataset(url, setting.store, folder)
+        setting.store.server.faults(latency_ms=LATENCY_MS)
+        try:
+            again = open_dataset(url, setting.store, folder)
+        finally:
+            setting.store.server.faults()
+    assert first.samples == again.samples == MANY_SHARDS
+    return {"seconds": again.seconds, "listings": float(again.lists), "GETs": float(again.gets)}
+
+
+def many_shards_bars(got: Values) -> list[Bar]:
+    return [
+        Bar(f"{MANY_SHARDS:,} indexed shards, 50 ms: time to open", 2, False, got["seconds"], unit="s"),
+        Bar(f"{MANY_SHARDS:,} indexed shards, 50 ms: GETs to open", 1, False, got["GETs"], unit="GETs", digits=0),
+    ]
+
+
 RATE, RATIO, CPU, CORES, SHARE = ("images/s", 0), ("x", 2), ("s for 1,000 images", 3), ("cores", 2), ("", 3)
 
 CASES = (
@@ -243,5 +303,22 @@ CASES = (
         half_cache,
         tuple((f"bytes read / all, epoch {number}", *SHARE) for number in range(1, EPOCHS + 1)),
         half_cache_bars,
+    ),
+    Case(
+        "disk-cache",
+        "one job, no memory, and a disk cache: for half of the bytes, then for all with a coordinator that is killed",
+        disk_cache,
+        (
+            *((f"bytes read / all, epoch {number}", *SHARE) for number in range(1, EPOCHS + 1)),
+            ("GETs / samples after kill -9", *SHARE),
+        ),
+        disk_cache_bars,
+    ),
+    Case(
+        "many-shards",
+        f"{MANY_SHARDS:,} tar shards that were indexed before are opened; answers take {LATENCY_MS} ms",
+        many_shards,
+        (("seconds", "s", 2), ("listings", "", 0), ("GETs", "", 0)),
+        many_shards_bars,
     ),
 )

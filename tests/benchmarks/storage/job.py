@@ -14,6 +14,8 @@ import coprep
 from tests.benchmarks.loaders.consume import report, touch
 from tests.benchmarks.loaders.measure import BATCH_SIZE
 
+DISK_TIMEOUT_S = 60.0
+
 
 def main() -> None:
     plan = json.loads(sys.argv[1])
@@ -32,11 +34,21 @@ def main() -> None:
         sys.stdin.readline()
     while time.monotonic() < began + plan["seconds"]:
         arrivals += take(loader, until=began + plan["seconds"])
+    await_on_disk(plan["on_disk"])
     (stream,) = coprep.status()["streams"]
     # Bytes count by visit, which for a single job is the epoch, so those read ahead for the next epoch count there.
     report(event="done", began=began, arrivals=arrivals, fetched_by_visit=stream["totals"]["fetched_by_visit"])
     # The parent reads the processor time of a process that still runs.
     sys.stdin.readline()
+
+
+def await_on_disk(samples: int) -> None:
+    """Waits until so many samples lie on the coordinator's disk. They are written while jobs go on."""
+    deadline = time.monotonic() + DISK_TIMEOUT_S
+    while samples and sum(cache["entries"] for cache in coprep.status()["disk"]["caches"]) < samples:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {DISK_TIMEOUT_S:.0f} s, less than {samples} samples lie on the disk")
+        time.sleep(0.05)
 
 
 def take(loader: Iterable[tuple[Any, Any]], until: float = math.inf) -> Iterator[tuple[float, int]]:

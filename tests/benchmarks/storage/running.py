@@ -20,8 +20,8 @@ from tests.benchmarks.slow_samples.running import DONE_TIMEOUT_S, READY_TIMEOUT_
 from tests.support.object_server import ObjectServer
 from tools.demo.children import Child, Children
 
-BUCKET, LONG_BUCKET, SHARDS_BUCKET = "photos", "long", "shards"
-SHARDS = 16
+BUCKET, LONG_BUCKET, SHARDS_BUCKET, MANY_SHARDS_BUCKET = "photos", "long", "shards", "many-shards"
+SHARDS, MANY_SHARDS = 16, 1000
 COPIES = 8
 """Names of each photograph where rates are measured, so that an epoch lasts for seconds, as with larger sets."""
 SKIP_S = 3.0
@@ -52,13 +52,21 @@ class Store:
     def shards(self, photographs: Dataset) -> str:
         """Returns the URL of the same photographs in tar shards, which are written and put into the store."""
         files = random.Random(0).sample(photographs.files, len(photographs.files))
+        return self._shards(SHARDS_BUCKET, [files[shard::SHARDS] for shard in range(SHARDS)])
+
+    def many_shards(self, photographs: Dataset) -> str:
+        """Returns the URL of `MANY_SHARDS` tar shards with a photograph each, which are put into the store."""
+        files = photographs.files
+        return self._shards(MANY_SHARDS_BUCKET, [[files[shard % len(files)]] for shard in range(MANY_SHARDS)])
+
+    def _shards(self, bucket: str, shards: Sequence[Sequence[Path]]) -> str:
         with tempfile.TemporaryDirectory(prefix="coprep-shards-") as folder:
-            for shard in range(SHARDS):
+            for shard, files in enumerate(shards):
                 with tarfile.open(Path(folder) / f"{shard:03}.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
-                    for number in range(shard, len(files), SHARDS):
-                        archive.add(files[number], f"{number:06}.jpg")
-            self.server.load(SHARDS_BUCKET, "", Path(folder))
-        return f"s3://{SHARDS_BUCKET}/{{000..{SHARDS - 1:03}}}.tar"
+                    for number, file in enumerate(files):
+                        archive.add(file, f"{number:06}.jpg")
+            self.server.load(bucket, "", Path(folder))
+        return f"s3://{bucket}/{{000..{len(shards) - 1:03}}}.tar"
 
     def gets(self) -> int:
         return self.server.counts()["gets"]
@@ -83,6 +91,19 @@ def _link(path: Path, name: Path) -> None:
 
 
 @dataclass(frozen=True)
+class Disk:
+    """A disk cache of the coordinator."""
+
+    folder: str
+    bytes: int
+    samples: int = 0
+    """Samples that must lie on it before the run ends."""
+
+    def options(self) -> list[str]:
+        return ["--disk-cache", self.folder, "--disk-bytes", str(self.bytes)]
+
+
+@dataclass(frozen=True)
 class Plan:
     """The data and the options of all jobs of one run. A run lasts for `seconds` or for `epochs`."""
 
@@ -93,13 +114,22 @@ class Plan:
     options: Mapping[str, Any] = field(default_factory=lambda: {"cache": "off"})
     cache: str = "0"
     """Size of the coordinator's cache."""
+    disk: Disk | None = None
+    kill: bool = False
+    """The coordinator is killed at the end, and not asked to end."""
     index_folder: str | None = None
     """The user's cache folder for indexes of shards, or `None` for the usual one."""
     burn: float = 0.0
     """Processors that other processes use meanwhile, such as 0.4."""
 
     def arguments(self) -> list[str]:
-        plan = {"data": self.data, "seconds": self.seconds, "epochs": self.epochs, "options": dict(self.options)}
+        plan = {
+            "data": self.data,
+            "seconds": self.seconds,
+            "epochs": self.epochs,
+            "options": dict(self.options),
+            "on_disk": self.disk.samples if self.disk else 0,
+        }
         return [json.dumps(plan)]
 
 
@@ -156,7 +186,8 @@ def run(plan: Plan, store: Store | None = None) -> Outcome:
         env = {**ONE_THREAD, **(store.server.environment() if store else {})}
         if plan.index_folder:
             env["XDG_CACHE_HOME"] = plan.index_folder
-        coordinator, variables = children.coordinator(cache=plan.cache, env=env)
+        options = plan.disk.options() if plan.disk else []
+        coordinator, variables = children.coordinator(cache=plan.cache, options=options, env=env)
         jobs = [
             children.module(f"job {number}", "tests.benchmarks.storage.job", plan.arguments(), {**env, **variables})
             for number in range(1, plan.jobs + 1)
@@ -168,8 +199,33 @@ def run(plan: Plan, store: Store | None = None) -> Outcome:
         window = _window(plan, [coordinator, jobs[0]], store)
         gets = [_gets_after_epoch(jobs, store) for _ in range(plan.epochs)] if store else []
         done = [hear(job, "done", DONE_TIMEOUT_S)[-1] for job in jobs][0]
+        if plan.kill:
+            coordinator.process.kill()
     arrivals = [(float(at), int(images)) for at, images in done["arrivals"]]
     return Outcome(float(done["began"]), arrivals, done["fetched_by_visit"], window, gets)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The time and the requests of opening a dataset."""
+
+    seconds: float
+    samples: int
+    lists: int
+    gets: int
+
+
+def open_dataset(url: str, store: Store, index_folder: str) -> Opening:
+    """Opens tar shards by a coordinator that has just started. Returns what that took."""
+    with Children() as children:
+        env = {**ONE_THREAD, **store.server.environment(), "XDG_CACHE_HOME": index_folder}
+        _, variables = children.coordinator(env=env)
+        before = store.server.counts()
+        job = children.module("job", "tests.benchmarks.storage.opening", [url], {**env, **variables})
+        opened = hear(job, "opened", DONE_TIMEOUT_S)[-1]
+        after = store.server.counts()
+    lists, gets = (after[kind] - before[kind] for kind in ("lists", "gets"))
+    return Opening(float(opened["seconds"]), int(opened["samples"]), lists, gets)
 
 
 def _burners(plan: Plan, children: Children) -> None:
