@@ -17,7 +17,7 @@ from tests.benchmarks.storage.report import Results
 from tests.benchmarks.storage.running import Outcome, Window
 
 DATA = Dataset(Path("photos"), [Path(f"{i}.jpg") for i in range(100)], 100 * 48_000)
-AT_ONCE, LATENCY, EIGHT_JOBS, SHARDS, HALF_CACHE = CASES
+AT_ONCE, LATENCY, EIGHT_JOBS, SHARDS, HALF_CACHE, DISK_CACHE, MANY_SHARDS = CASES
 
 
 def outcome(*arrivals: tuple[float, int]) -> Outcome:
@@ -51,6 +51,11 @@ def test_each_bar_can_be_met_and_missed() -> None:
     assert verdicts(SHARDS, {"samples / GETs, 1st epoch": 39, second: 0.01}) == [False, False]
     assert verdicts(HALF_CACHE, {"bytes read / all, epoch 2": 0.505}) == [True, True]
     assert verdicts(HALF_CACHE, {"bytes read / all, epoch 2": 0.52}) == [True, False]
+    read, after = "bytes read / all, epoch 2", "GETs / samples after kill -9"
+    assert verdicts(DISK_CACHE, {read: 0.505, after: 0}) == [True, True, True]
+    assert verdicts(DISK_CACHE, {read: 0.48, after: 0.01}) == [False, True, False]
+    assert verdicts(MANY_SHARDS, {"seconds": 0.1, "GETs": 0}) == [True, True]
+    assert verdicts(MANY_SHARDS, {"seconds": 2.1, "GETs": 1000}) == [False, False]
 
 
 def test_a_table_has_medians_and_leaves_out_what_no_run_has() -> None:
