@@ -183,10 +183,14 @@ def half_cache(setting: Setting) -> Values:
 
 
 def half_cache_bars(got: Values) -> list[Bar]:
+    return _half_bars("half cache", got)
+
+
+def _half_bars(cache: str, got: Values) -> list[Bar]:
     read = got["bytes read / all, epoch 2"]
     return [
-        Bar("half cache: bytes read in the 2nd epoch, lowest", 0.49, True, read, digits=3),
-        Bar("half cache: bytes read in the 2nd epoch, highest", 0.51, False, read, digits=3),
+        Bar(f"{cache}: bytes read in the 2nd epoch, lowest", 0.49, True, read, digits=3),
+        Bar(f"{cache}: bytes read in the 2nd epoch, highest", 0.51, False, read, digits=3),
     ]
 
 
@@ -212,10 +216,8 @@ def _disk(setting: Setting) -> tempfile.TemporaryDirectory[str]:
 
 
 def disk_cache_bars(got: Values) -> list[Bar]:
-    read = got["bytes read / all, epoch 2"]
     return [
-        Bar("half of the bytes on disk: bytes read in the 2nd epoch, lowest", 0.49, True, read, digits=3),
-        Bar("half of the bytes on disk: bytes read in the 2nd epoch, highest", 0.51, False, read, digits=3),
+        *_half_bars("half of the bytes on disk", got),
         Bar(
             "all bytes on disk: GETs for each sample, after kill -9",
             0.0001,
