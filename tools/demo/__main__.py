@@ -20,11 +20,14 @@ from tools.demo.children import Child, ChildFailed, Children, exit_code, message
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
 """Learning rate of each job."""
 START_EVERY_S = 1.0
+"""Seconds between the starts of two jobs."""
 STARTS_S = tuple(START_EVERY_S * number for number in range(len(LEARNING_RATES)))
 """Start of each job, in seconds after the start of the round."""
 SAMPLES_PER_PROCESSOR = 6_000
 """Approximate samples of a job in all its epochs, for each processor. A job then lasts for some seconds on a small
 machine and on a large one, so that the jobs meet."""
+MOST_PROCESSORS = 8
+"""Further processors add no samples, because a container often may use fewer than it sees."""
 LARGEST_EPOCH = 6_000
 """A larger dataset is thinned out evenly, so that the demonstration stays short."""
 TIMEOUT_S = 600.0
@@ -85,7 +88,8 @@ def plan(data: Path) -> Work:
         raise SystemExit(f"no images in {data}: it should have one sub-folder of images per class")
     # Rounded up, so that no epoch has more than LARGEST_EPOCH samples.
     stride = -(-samples // LARGEST_EPOCH)
-    epochs = max(2, round(SAMPLES_PER_PROCESSOR * len(os.sched_getaffinity(0)) / (samples / stride)))
+    processors = min(len(os.sched_getaffinity(0)), MOST_PROCESSORS)
+    epochs = max(2, round(SAMPLES_PER_PROCESSOR * processors / (samples / stride)))
     return Work(data, samples, len(classes), stride, epochs)
 
 

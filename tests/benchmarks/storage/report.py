@@ -16,6 +16,7 @@ from tests.benchmarks.loaders.records import Bar
 from tests.benchmarks.loaders.tables import Section, Table, TablesPage, bars_table
 from tests.benchmarks.storage.cases import Case, Values
 from tests.benchmarks.storage.peers.table import PeerResults
+from tests.benchmarks.storage.running import COPIES
 from tools.demo import screen
 
 
@@ -35,7 +36,8 @@ class Results:
         repetitions = max((len(runs) for runs in self.runs.values()), default=0)
         parts = [
             f"{datetime.now(timezone.utc).date()}, {machine.processor()}, {machine.cores()} cores, which server and"
-            f" jobs share; {files:,} photographs of {size / max(files, 1) / 1000:.0f} KB"
+            f" jobs share; {files:,} photographs of {size / max(files, 1) / 1000:.0f} KB,"
+            f" under {COPIES * files:,} names in the parts `at-once` and `latency`"
             f"{f'; medians of {repetitions}' if repetitions else ''}.",
         ]
         if self.peers:

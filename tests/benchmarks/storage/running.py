@@ -96,6 +96,7 @@ class Disk:
 
     folder: str
     bytes: int
+    """Size of the file, with its table."""
     samples: int = 0
     """Samples that must lie on it before the run ends."""
 

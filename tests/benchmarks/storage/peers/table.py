@@ -76,8 +76,8 @@ class PeerResults:
         versions = ", ".join(f"{package} {version}" for package, version in self.versions.items())
         workers = ", ".join(f"{workers_of(jobs, self.cores)} with {jobs_label(jobs)}" for jobs in self.jobs())
         return (
-            f"peers: {self.samples:,} photographs in about {SHARDS} shards, batches of {BATCH_SIZE}; medians of"
-            f" {repetitions}; workers of each job's DataLoader: {workers}. {versions}."
+            f"The part `peers`: {self.samples:,} photographs in about {SHARDS} shards, batches of {BATCH_SIZE};"
+            f" medians of {repetitions}; workers of each job's DataLoader: {workers}. {versions}."
         )
 
     def as_json(self) -> list[dict[str, Any]]:
