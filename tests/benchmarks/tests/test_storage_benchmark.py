@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.loaders.machine import cpu_seconds
+from tests.benchmarks.loaders.machine import cpu_seconds, yield_to_others
 from tests.benchmarks.loaders.measure import Dataset
 from tests.benchmarks.storage import cases
 from tests.benchmarks.storage.cases import CASES, Case, Values
@@ -88,9 +89,32 @@ def test_the_load_takes_the_share_that_it_is_told() -> None:
         before, began = cpu_seconds(load.pid), time.monotonic()
         time.sleep(2)
         share = (cpu_seconds(load.pid) - before) / (time.monotonic() - began)
+        policy = os.sched_getscheduler(load.pid)
     finally:
         load.kill()
         load.wait()
         load.stdout.close()
     # A busy machine gives it less for a while, never more.
     assert 0.05 < share <= 0.36
+    assert policy == os.SCHED_BATCH
+
+
+LATER_THREAD = """
+import os, threading
+print("ready", flush=True)
+input()
+thread = threading.Thread(target=lambda: print(os.sched_getscheduler(0)))
+thread.start()
+thread.join()
+"""
+
+
+def test_threads_that_a_process_starts_later_yield_too() -> None:
+    command = [sys.executable, "-c", LATER_THREAD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield_to_others(process.pid)
+        told, _ = process.communicate("\n")
+    assert told.strip() == str(os.SCHED_BATCH)
+    assert os.sched_getscheduler(0) != os.SCHED_BATCH, "this process is as it was"

@@ -12,8 +12,8 @@ use crate::produce::threads::stages::{
     QueuedTask, Stage, StageQueues, StageWork, Step, ThreadTask,
 };
 
-/// Number of errands for which a thread is woken although all processors are busy. Samples that take long to prepare
-/// must not keep the reads of others from being begun.
+/// Number of errands for which a thread is woken although all processors are busy, and a further one for as many again.
+/// Samples that take long to prepare must not keep the reads of others from being begun.
 const MANY: usize = 16;
 /// Threads beyond those that are busy, where most reads are detached. Reads of some other dataset may need a thread each.
 const SPARE: u32 = 32;
@@ -154,7 +154,9 @@ impl<W: StageWork> StageQueues<W> {
             return self.has_step();
         }
         let needs_thread = self.may_fetch() && !self.is_errand_first();
-        needs_thread || self.may_read_apart() || self.waiting_errands() >= MANY
+        // A thread at an errand does one after another. If each of the many were to wake a thread, most would find nothing.
+        let soon_free = (self.errands + waking) as usize;
+        needs_thread || self.may_read_apart() || self.waiting_errands() >= MANY * (1 + soon_free)
     }
 
     /// Returns the number of errands that could be done now.

@@ -480,6 +480,10 @@ fn a_thread_is_woken_for_many_reads_although_processors_are_busy() {
     assert!(!stages.wants_thread(0));
     arrive(&mut stages, *last);
     assert!(stages.wants_thread(0));
+    assert!(
+        !stages.wants_thread(1),
+        "the thread that is woken does them all"
+    );
     assert_eq!(begun(&mut stages).matches('a').count(), 16);
 }
 
