@@ -22,7 +22,7 @@ from tools.demo.children import Child, Children
 
 BUCKET, LONG_BUCKET, SHARDS_BUCKET, MANY_SHARDS_BUCKET = "photos", "long", "shards", "many-shards"
 SHARDS, MANY_SHARDS = 16, 1000
-COPIES = 8
+COPIES = 16
 """Names of each photograph where rates are measured, so that an epoch lasts for seconds, as with larger sets."""
 SKIP_S = 3.0
 """Seconds from the first request for a batch until the rate is steady."""
