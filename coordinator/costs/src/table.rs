@@ -297,8 +297,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_value_comes_back_to_a_thousandth(exponent in -8.0..3.56f32) {
-            let value = 10f32.powf(exponent);
+        fn a_value_comes_back_to_a_thousandth(exponent in -8_000..3_560i16) {
+            // From whole thousandths: proptest 1.12 panics on some draws from a range of `f32`.
+            let value = 10f32.powf(f32::from(exponent) / 1000.0);
             prop_assert!(near(seconds(code(value)), value), "{value} {}", seconds(code(value)));
         }
 

@@ -109,9 +109,15 @@ fn the_window_that_is_needed_is_enough() {
     });
 }
 
+/// Seconds, from whole milliseconds: proptest 1.12 panics on some draws from a range of `f32`.
+fn seconds(milliseconds: std::ops::Range<u32>) -> impl Strategy<Value = f32> {
+    milliseconds.prop_map(|ms| ms as f32 / 1000.0)
+}
+
 fn samples() -> impl Strategy<Value = Vec<Batch>> {
-    let cost = prop_oneof![9 => 0.1..2.0f32, 1 => 2.0..400.0f32];
-    let sample = (cost, 0.1..400.0f32).prop_map(|(cost, expected)| Sample { cost, expected });
+    let cost = prop_oneof![9 => seconds(100..2_000), 1 => seconds(2_000..400_000)];
+    let sample =
+        (cost, seconds(100..400_000)).prop_map(|(cost, expected)| Sample { cost, expected });
     prop::collection::vec(prop::collection::vec(sample, 1..40), 1..=8)
 }
 
