@@ -37,6 +37,18 @@ def pytest_pyfunc_call() -> None:
     os.environ.pop("PYTEST_CURRENT_TEST", None)
 
 
+JOBS = pytest.StashKey[list[Job]]()
+"""The jobs that a test has started."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Ends the remaining jobs of a test before its fixtures end. A job that runs on would start another coordinator."""
+    for job in item.stash.get(JOBS, []):
+        if job.process.poll() is None:
+            job.kill()
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of 200 JPEGs in 4 classes."""
@@ -74,16 +86,13 @@ def warm_interpreter() -> Iterator[WarmInterpreter]:
 
 
 @pytest.fixture
-def start(request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Starts jobs, and ends the remaining ones after the test. ``imports_torch``: the job need not wait for that."""
-    jobs: list[Job] = []
+def start(request: pytest.FixtureRequest) -> Start:
+    """Starts jobs. Those that remain after the test are ended. ``imports_torch``: the job need not wait for that."""
+    jobs: list[Job] = request.node.stash.setdefault(JOBS, [])
 
     def start(code: str, *args: object, imports_torch: bool = False, **env: str) -> Job:
         interpreter = request.getfixturevalue("warm_interpreter") if imports_torch else None
         jobs.append(Job(code, *args, interpreter=interpreter, **env))
         return jobs[-1]
 
-    yield start
-    for job in jobs:
-        if job.process.poll() is None:
-            job.kill()
+    return start

@@ -32,6 +32,12 @@ class _Driver:
         code = self.call(name, *arguments) and self.call(name, *arguments)
         assert code == 0, f"{name}: {code}"
 
+    def ended(self, event: ctypes.c_void_p) -> int:
+        """Waits for an event, and returns the code of the query that said something else than that it is not ready."""
+        while (code := self.call("cuEventQuery", event)) == _NOT_READY:
+            time.sleep(0.0005)
+        return code
+
     def synchronize(self, gpu: int, stream: int = 0) -> None:
         """Waits for all work of a stream."""
         context, event, popped = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
@@ -40,9 +46,9 @@ class _Driver:
         self.must("cuCtxPushCurrent_v2", context)
         self.must("cuEventCreate", ctypes.byref(event), 2)
         self.must("cuEventRecord", event, ctypes.c_void_p(stream))
-        while self.call("cuEventQuery", event) == _NOT_READY:
-            time.sleep(0.0005)
-        self.must("cuEventQuery", event)
+        # A fault may hit one of the queries, as any other call.
+        code = self.ended(event) and self.ended(event)
+        assert code == 0, f"cuEventQuery: {code}"
         self.must("cuEventDestroy_v2", event)
         self.must("cuCtxPopCurrent_v2", ctypes.byref(popped))
         self.must("cuDevicePrimaryCtxRelease_v2", gpu)

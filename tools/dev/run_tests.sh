@@ -60,6 +60,15 @@ total() {
         END { printf "%d passed, %d failed\n", count[1], count[0] }' "$log"
 }
 
+# Prints what the log says of tests that failed: pytest's reports, and the names. The output so far is long.
+failures() {
+    awk '
+        /^=+ (FAILURES|ERRORS) =+$/ { shown = 1 }
+        /^=+ (warnings summary|slowest .*|short test summary info) =+$/ { shown = 0 }
+        shown { print substr($0, 1, 400) }' "$log"
+    grep -hE '^(FAILED|ERROR) |^ +(FAIL|TIMEOUT|LEAK-FAIL|SIG[A-Z]+) \[|^test .* \.\.\. FAILED' "$log" | sort -u
+}
+
 at_once=()
 if [[ ${rust_tests[*]} == *nextest* ]]; then
     # Many Rust tests wait most of the time, for a server that stalls for instance.
@@ -73,6 +82,10 @@ run "Rust, examples in the documentation" cargo test --doc --quiet --features co
 run "Python, three at a time" pytest -n 3 --dist worksteal "${side_by_side[@]}"
 run "Python, four at a time" pytest -n 4 --dist worksteal "${waiting[@]}"
 run "Python" pytest "${side_by_side[@]/#/--ignore=}" "${waiting[@]/#/--ignore=}" tests
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "== What failed"
+    failures
+fi
 echo "== Total"
 total
 if [ ${#failed[@]} -gt 0 ]; then

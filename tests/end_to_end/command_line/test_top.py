@@ -15,7 +15,7 @@ from image_jobs import job
 from jobs import Job, Start, go
 from terminal import Terminal, terminal
 from user_jobs import job as user_job
-from waiting import WAIT
+from waiting import WAIT, stop
 
 TOP = ["coprep", "top", "--interval", "0.2"]
 
@@ -61,7 +61,7 @@ def test_both_jobs_are_shown_with_rates_that_follow_what_they_do(jobs: list[Job]
         assert top.shows("decode > random_resized_crop")
         seen = set()
         top.until(lambda: bool(seen.add(rate(top, first))) or len(seen) > 2, "the rate changes")
-        first.process.send_signal(signal.SIGSTOP)
+        stop(first.process.pid)
         top.until(lambda: rate(top, first) == 0 < rate(top, second), "the stopped job has no rate, the other one has")
         first.process.send_signal(signal.SIGCONT)
         top.until(lambda: rate(top, first) > 0, "it goes on")
@@ -82,7 +82,7 @@ def test_keys_sort_and_select_and_a_new_size_is_filled(jobs: list[Job]) -> None:
         assert row(top, second).startswith(">")
         top.type("sss")
         top.until(lambda: top.shows("smp/s▼") and top.shows("s sort: rate"), "they are sorted by rate")
-        second.process.send_signal(signal.SIGSTOP)
+        stop(second.process.pid)
         top.until(lambda: order(top, jobs) == [first, second] and rate(top, second) == 0, "the slow one is last")
         top.type("r")
         top.until(lambda: order(top, jobs) == [second, first], "the slow one is first")
@@ -122,7 +122,7 @@ def test_a_coordinator_that_does_not_answer_holds_up_no_key(jobs: list[Job]) -> 
     coordinator = coordinator_pid()
     with terminal(TOP) as top:
         top.until(lambda: bool(row(top, jobs[0])), "the job is shown")
-        os.kill(coordinator, signal.SIGSTOP)
+        stop(coordinator)
         try:
             top.until(lambda: top.shows("the coordinator has not answered for"), "the silence is told")
             top.type("q")

@@ -12,7 +12,7 @@ import pytest
 from coordinators import coordinator_pid
 from gpu_jobs import Driver, calls, fake_only
 from jobs import Job
-from waiting import kill
+from waiting import kill, stop
 
 EPOCHS = """
 import json, sys, time
@@ -255,7 +255,7 @@ def test_what_was_begun_is_released_when_a_process_ends(folder: Path, socket_pat
 def test_a_stopped_job_holds_up_nobody(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     stopped = Driver(tmp_path / "driver").job(EPOCHS, folder, 1, "step")
     stopped.line()
-    os.kill(stopped.process.pid, signal.SIGSTOP)
+    stop(stopped.process.pid)
     try:
         (report,) = reports(Driver(tmp_path / "driver2").job(EPOCHS, folder, 1, "wait"))
         assert sorted(report["seen"]) == list(range(200))

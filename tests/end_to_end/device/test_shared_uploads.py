@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from coordinators import processes_of
 from gpu_jobs import Driver, fake_only
 from jobs import Job, Start
 from sharing_jobs import Serve, each_sample_once, epochs_of
-from waiting import gone, kill, until
+from waiting import gone, kill, stop, until
 
 MINIBATCHES = 10
 """Minibatches of an epoch of 200 samples in batches of 20."""
@@ -184,7 +182,7 @@ def test_a_stopped_job_keeps_two_buffers_and_holds_up_nobody(serve: Serve, job: 
         stopped.say("")
         if '"shared_uploads": 0' not in stopped.line():
             break
-    os.kill(stopped.process.pid, signal.SIGSTOP)
+    stop(stopped.process.pid)
     for stats in each_sample_once(*others):
         settled, last = stats[3], stats[5]
         # If the stopped job had more than its two buffers, the ring would soon have none for the others.

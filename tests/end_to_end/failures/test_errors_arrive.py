@@ -11,7 +11,7 @@ import pytest
 from coordinators import stream
 from jobs import Job, Start
 from user_jobs import HERE
-from waiting import until
+from waiting import stop, until
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 N = 48
@@ -128,7 +128,7 @@ def test_a_stopped_job_holds_up_nobody_and_gets_its_errors_when_it_goes_on(socke
     stopped = job(start, data, {1: 0.0}, batch_size=24)
     stopped.run_on()
     assert stopped.line() == "pauses"
-    stopped.process.send_signal(signal.SIGSTOP)
+    stop(stopped.process.pid)
     try:
         neighbours = [job(start, data, batch_size=24, on_error="skip") for _ in range(2)]
         for neighbour in neighbours:

@@ -20,7 +20,7 @@ from batches import QUEUE, ids
 from coordinators import coordinator_pid, processes_of, stream
 from jobs import Job, Start, go, in_step, reports, run_on, seen
 from user_jobs import HERE, NUMPY, RANK, TRAIN, job
-from waiting import gone, until
+from waiting import gone, stop, until
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 N = 24
@@ -67,11 +67,18 @@ def fork_server() -> int:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def kill_all(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: all(map(gone, pids)), "they are gone")
 
 
 def until_delivered(samples: int) -> None:
@@ -221,9 +228,7 @@ def test_many_workers_that_are_killed_are_replaced_by_the_same_fork_server() -> 
             workers = stream()["worker_pids"]
             # A stopped coordinator cannot give the samples of a killed worker to the next one that is killed.
             with stopped(coordinator_pid()):
-                for pid in workers:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                kill_all(workers)
         taken += [i for batch in batches for i in batch[-1].tolist()]
         assert sorted(taken) == list(range(size))
         assert fork_server() == first and loader.stats()["reconnects"] == 0
@@ -369,7 +374,7 @@ def test_a_rank_that_computes_while_its_fork_server_is_killed_over_and_over_come
     computes, asks = ranks = ranks_in_step(start, f"KilledWhile(50, {str(flag)!r}, {str(log)!r}, pause=0.1)")
     in_step(*ranks, batches=3)
     before = len(ud.noted(log))
-    asks.process.send_signal(signal.SIGSTOP)
+    stop(asks.process.pid)
     flag.touch()
     os.kill(fork_server(), signal.SIGKILL)
     until(lambda: len(ud.noted(log)) >= before + LOADS, "its fork server is killed over and over")

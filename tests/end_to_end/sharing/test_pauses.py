@@ -15,7 +15,7 @@ from batches import ids
 from coordinators import stream
 from image_jobs import N, job, whole
 from jobs import Start, go, seen
-from waiting import until
+from waiting import stop, until
 
 LIMIT = 40.0
 """Seconds after which a job gives up waiting for a batch. Jobs in these tests pause until the others are done."""
@@ -113,7 +113,7 @@ def test_jobs_that_are_stopped_starve_nobody(
     go(*jobs)
     until(lambda: all(one["delivered"] > N for one in stream()["jobs"]), "all of them are at work")
     for one in jobs:
-        one.process.send_signal(signal.SIGSTOP)
+        stop(one.process.pid)
     with coprep.DataLoader(pipeline, timeout=LIMIT, **OPTIONS) as train:
         assert [sorted(ids(train)) for _ in range(3)] == whole(3)
     for one in jobs:

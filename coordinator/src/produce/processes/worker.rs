@@ -10,7 +10,7 @@
 //!
 //! A sample on which a worker ended is given to another worker once, alone. If that one ends too, the sample has
 //! failed, and fails at once when it is drawn again ([`deadly`](super::deadly)). Samples that the process had not begun
-//! go back without a mark.
+//! go back without a mark, unless the process ended before it had made any.
 //!
 //! * [`reports`]: the process's messages, and the samples that it has written.
 //! * [`room`]: memory for samples that are larger than their slots.
@@ -123,6 +123,8 @@ pub(super) struct Worker {
     waits: f64,
     /// `true` if the process pool was told that this worker is busy.
     is_busy: bool,
+    /// `true` if the present process has made a sample.
+    has_made: bool,
     /// The room that the process waits for.
     want: Option<Want>,
 }
@@ -168,6 +170,7 @@ impl Worker {
             heard: Instant::now(),
             waits: 0.0,
             is_busy: false,
+            has_made: false,
             want: None,
         }
     }
@@ -356,7 +359,10 @@ impl Worker {
         }
         if self.process.is_none() {
             match self.start() {
-                Ok(process) => self.process = Some(process),
+                Ok(process) => {
+                    self.process = Some(process);
+                    self.has_made = false;
+                }
                 Err(e) => {
                     self.end_pool(e.to_string());
                     return Ok(());

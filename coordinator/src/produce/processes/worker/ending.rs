@@ -17,6 +17,15 @@ const SLOW_END: Duration = Duration::from_secs(60);
 /// zygote that is importing takes to report the end of a fork server, which ends the wait as well.
 const LONGEST_END: Duration = Duration::from_secs(900);
 
+/// The sample that is to blame for the end of a process that had begun none.
+enum Unbegun {
+    /// The oldest. Processes that end at once, or do nothing, would otherwise be replaced for ever.
+    Oldest,
+    /// None, because the process has made samples and ended between two. It may have been killed with others, and a sample
+    /// that is given to one after another of them is not to blame.
+    Nobody,
+}
+
 impl Worker {
     /// Replaces the process. `why` is empty if it ended by itself.
     pub(super) fn lost(&mut self, why: &str) {
@@ -26,7 +35,7 @@ impl Worker {
         }
         let name = self.name();
         let Some(WorkerProcess { number, pid, .. }) = self.process.take() else {
-            return self.blame(&name, why);
+            return self.blame(&name, why, Unbegun::Oldest);
         };
         let Some(exited) = self.reap(number, pid, why) else {
             return;
@@ -38,7 +47,12 @@ impl Worker {
             how,
             "a worker of user code is replaced"
         );
-        self.blame(&name, &how);
+        let unbegun = if why.is_empty() && self.has_made {
+            Unbegun::Nobody
+        } else {
+            Unbegun::Oldest
+        };
+        self.blame(&name, &how, unbegun);
         // Without a pause, processes that end at once would be forked over and over.
         if !self.process_pool.is_over() {
             std::thread::sleep(self.pause);
@@ -107,27 +121,26 @@ impl Worker {
         self.process_pool.end(Trouble::ForkServer(why));
     }
 
-    /// Blames the sample that the process was making, or the oldest if it had begun none.
-    fn blame(&mut self, name: &str, how: &str) {
+    /// Blames the sample that the process was making. If it had begun none, `unbegun` says which is to blame.
+    fn blame(&mut self, name: &str, how: &str, unbegun: Unbegun) {
         // The process is gone, so its written samples are complete. An error here changes nothing.
         let _ = self.take_written();
-        let is_at = |chunk: &Chunk, index: usize| {
-            let age = chunk
-                .assigned
-                .get(index)
-                .map(|assigned| assigned.handle.age());
-            chunk.tasks[index].is_some() && age.flatten().is_some()
+        let is_begun = |chunk: &Chunk, index: usize| {
+            let assigned = chunk.assigned.get(index);
+            let age = assigned.and_then(|assigned| assigned.handle.age());
+            chunk.tasks[index].is_some() && age.is_some()
         };
-        let begun = self.chunks.front().and_then(|chunk| {
-            let mut indices = 0..chunk.tasks.len();
-            indices.find(|&index| is_at(chunk, index))
-        });
+        let mut entries = (self.chunks.iter())
+            .flat_map(|chunk| (0..chunk.tasks.len()).map(move |index| (chunk, index)));
+        let begun = entries.position(|(chunk, index)| is_begun(chunk, index));
         let mut tasks: Vec<Option<PoolTask>> = std::mem::take(&mut self.chunks)
             .into_iter()
             .flat_map(|chunk| chunk.tasks)
             .collect();
-        // `begun` is an index into the oldest chunk, which comes first in this list.
-        let at_fault = begun.or_else(|| tasks.iter().position(Option::is_some));
+        let at_fault = begun.or_else(|| match unbegun {
+            Unbegun::Oldest => tasks.iter().position(Option::is_some),
+            Unbegun::Nobody => None,
+        });
         if let Some(mut task) = at_fault.and_then(|index| tasks[index].take()) {
             task.attempts += 1;
             task.alone = true;
@@ -165,13 +178,17 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
     use std::sync::{Arc, Mutex};
 
-    use coprep_protocol::code::Channel;
+    use coprep_protocol::code::{Channel, ENTRIES, SampleRequest, entry};
+    use coprep_shared_memory::task_table::{TaskHandle, TaskTable};
 
     use super::*;
-    use crate::produce::processes::ProcessPool;
+    use crate::produce::deadline_queue::Deadline;
     use crate::produce::processes::fork_server::ForkServer;
+    use crate::produce::processes::task::LargeRoom;
+    use crate::produce::processes::{Begin, ProcessPool, Task, TaskEstimate};
 
     const LIMIT: Duration = Duration::from_secs(60);
     const KILLED: &str = "was killed by signal 9, SIGKILL";
@@ -254,5 +271,85 @@ mod tests {
         assert_eq!(worker.reap(0, 7, "took too long"), None);
         dismissing.join().unwrap();
         assert!(troubles.lock().unwrap().is_empty());
+    }
+
+    /// A sample that is bound to a slot.
+    struct Sample;
+
+    impl Task for Sample {
+        fn begin(&mut self) -> Begin {
+            Begin::Make
+        }
+
+        fn request(&self) -> SampleRequest {
+            SampleRequest {
+                id: 0,
+                slot: Some((0, 0)),
+                is_offered: false,
+                keep: false,
+                visit: 0,
+                cached: (0, 0),
+            }
+        }
+
+        fn lasting_id(&self) -> Option<u32> {
+            None
+        }
+
+        fn estimate(&self) -> TaskEstimate {
+            TaskEstimate::default()
+        }
+
+        fn offer(&mut self, _: &TaskHandle) -> Option<(u32, u32)> {
+            None
+        }
+
+        fn put_back(&mut self) {}
+
+        fn bind(&mut self, _: bool) -> (u32, u32) {
+            (0, 0)
+        }
+
+        fn room(&mut self, _: u64) -> LargeRoom {
+            LargeRoom::Unwanted
+        }
+
+        fn finish(self: Box<Self>, _: TaskOutcome) {}
+    }
+
+    /// Gives a sample to a process, which ends, and returns the number of ends for which the sample is blamed then.
+    fn blamed_for(has_made: bool, begins: bool) -> u32 {
+        let (mut worker, process, _) = worker();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let task_table = TaskTable::create(ENTRIES).unwrap();
+        worker.process = Some(WorkerProcess {
+            number: 0,
+            pid: 7,
+            channel: Channel::new(ours),
+            scratch: Vec::new(),
+            task_table: task_table.clone(),
+            next_chunk: 0,
+        });
+        worker.has_made = has_made;
+        let task = PoolTask::new(Box::new(Sample), Deadline::default());
+        worker.give(vec![task]).unwrap();
+        if begins {
+            assert!(task_table.begin(entry(0, 0)));
+        }
+        drop(theirs);
+        say(
+            &process,
+            &format!(r#"{{"event": "exited", "worker": 0, "how": "{KILLED}"}}"#),
+        );
+        worker.lost("");
+        worker.process_pool.next(Duration::ZERO).unwrap().attempts
+    }
+
+    #[test]
+    fn a_sample_is_blamed_if_it_was_begun_or_its_process_never_made_any() {
+        assert_eq!(blamed_for(true, true), 1);
+        assert_eq!(blamed_for(false, true), 1);
+        assert_eq!(blamed_for(false, false), 1);
+        assert_eq!(blamed_for(true, false), 0);
     }
 }

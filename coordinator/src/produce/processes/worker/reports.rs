@@ -142,6 +142,7 @@ impl Worker {
             cpu: MeasuredTimes::stage(cpu),
         };
         self.process_pool.took(&times);
+        self.has_made = true;
         let blob = written.blob;
         task.work.finish(TaskOutcome::Made { times, blob });
         Ok(())
