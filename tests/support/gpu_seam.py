@@ -32,8 +32,8 @@ class _Driver:
         code = self.call(name, *arguments) and self.call(name, *arguments)
         assert code == 0, f"{name}: {code}"
 
-    def ended(self, event: ctypes.c_void_p) -> int:
-        """Waits for an event, and returns the code of the query that said something else than that it is not ready."""
+    def wait_for(self, event: ctypes.c_void_p) -> int:
+        """Waits until an event is no longer reported as not ready. Returns the code of the last query."""
         while (code := self.call("cuEventQuery", event)) == _NOT_READY:
             time.sleep(0.0005)
         return code
@@ -47,7 +47,7 @@ class _Driver:
         self.must("cuEventCreate", ctypes.byref(event), 2)
         self.must("cuEventRecord", event, ctypes.c_void_p(stream))
         # A fault may hit one of the queries, as any other call.
-        code = self.ended(event) and self.ended(event)
+        code = self.wait_for(event) and self.wait_for(event)
         assert code == 0, f"cuEventQuery: {code}"
         self.must("cuEventDestroy_v2", event)
         self.must("cuCtxPopCurrent_v2", ctypes.byref(popped))

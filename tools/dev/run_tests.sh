@@ -60,7 +60,7 @@ total() {
         END { printf "%d passed, %d failed\n", count[1], count[0] }' "$log"
 }
 
-# Prints what the log says of tests that failed: pytest's reports, and the names. The output so far is long.
+# Prints pytest's reports on the tests that failed, and the names of these tests, so that they stand at the end of the output.
 failures() {
     awk '
         /^=+ (FAILURES|ERRORS) =+$/ { shown = 1 }

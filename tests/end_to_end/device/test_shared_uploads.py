@@ -25,7 +25,7 @@ def cohort(size: int) -> dict[str, Any]:
 
 
 def epochs_in_step(epochs: int, *jobs: Job) -> list[list[dict[str, Any]]]:
-    """Lets the jobs take each batch at the same time, for so many epochs.
+    """Lets the jobs take each batch at the same time, for this many epochs.
 
     Returns:
         The statistics of each job after each of its epochs, in which each sample has come once.
@@ -48,7 +48,7 @@ def epochs_in_step(epochs: int, *jobs: Job) -> list[list[dict[str, Any]]]:
 @fake_only
 def test_each_minibatch_is_uploaded_once_for_all_jobs(serve: Serve, job: Start) -> None:
     serving = serve()
-    # A job that is held up may copy a minibatch by itself, so all of them are where the others are.
+    # A job that falls behind may copy a minibatch by itself, so the jobs take each batch at the same time.
     jobs = [job(epochs=6, options=cohort(3), steps=True) for _ in range(3)]
     for stats in epochs_in_step(6, *jobs):
         settled, last = stats[2], stats[5]

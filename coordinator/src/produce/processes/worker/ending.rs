@@ -17,13 +17,14 @@ const SLOW_END: Duration = Duration::from_secs(60);
 /// zygote that is importing takes to report the end of a fork server, which ends the wait as well.
 const LONGEST_END: Duration = Duration::from_secs(900);
 
-/// The sample that is to blame for the end of a process that had begun none.
-enum Unbegun {
-    /// The oldest. Processes that end at once, or do nothing, would otherwise be replaced for ever.
-    Oldest,
-    /// None, because the process has made samples and ended between two. It may have been killed with others, and a sample
-    /// that is given to one after another of them is not to blame.
-    Nobody,
+impl Chunk {
+    /// Returns for each sample whether the process has begun it and not finished it.
+    fn begun(&self) -> impl Iterator<Item = bool> {
+        self.tasks.iter().enumerate().map(|(index, task)| {
+            let age = self.assigned.get(index).and_then(|a| a.handle.age());
+            task.is_some() && age.is_some()
+        })
+    }
 }
 
 impl Worker {
@@ -35,7 +36,7 @@ impl Worker {
         }
         let name = self.name();
         let Some(WorkerProcess { number, pid, .. }) = self.process.take() else {
-            return self.blame(&name, why, Unbegun::Oldest);
+            return self.blame(&name, why, why);
         };
         let Some(exited) = self.reap(number, pid, why) else {
             return;
@@ -47,12 +48,7 @@ impl Worker {
             how,
             "a worker of user code is replaced"
         );
-        let unbegun = if why.is_empty() && self.has_made {
-            Unbegun::Nobody
-        } else {
-            Unbegun::Oldest
-        };
-        self.blame(&name, &how, unbegun);
+        self.blame(&name, &how, why);
         // Without a pause, processes that end at once would be forked over and over.
         if !self.process_pool.is_over() {
             std::thread::sleep(self.pause);
@@ -121,26 +117,34 @@ impl Worker {
         self.process_pool.end(Trouble::ForkServer(why));
     }
 
-    /// Blames the sample that the process was making. If it had begun none, `unbegun` says which is to blame.
-    fn blame(&mut self, name: &str, how: &str, unbegun: Unbegun) {
+    /// Returns the sample that is to blame for the end of the process, as an index into the samples of all chunks.
+    /// `why` is empty if the process ended by itself.
+    fn at_fault(&self, why: &str) -> Option<usize> {
+        let begun = self
+            .chunks
+            .iter()
+            .flat_map(Chunk::begun)
+            .position(|begun| begun);
+        // A process that has made samples, and ended before it began the next one, may have been killed together with
+        // others. A sample that is given to several of these is not at fault.
+        if why.is_empty() && self.has_made {
+            return begun;
+        }
+        // The oldest. Processes that end at once, or do nothing, would otherwise be replaced for ever.
+        let mut tasks = self.chunks.iter().flat_map(|chunk| &chunk.tasks);
+        begun.or_else(|| tasks.position(Option::is_some))
+    }
+
+    /// Takes the samples of a process that is gone, and marks the one at fault. `why` is empty if the process ended by
+    /// itself.
+    fn blame(&mut self, name: &str, how: &str, why: &str) {
         // The process is gone, so its written samples are complete. An error here changes nothing.
         let _ = self.take_written();
-        let is_begun = |chunk: &Chunk, index: usize| {
-            let assigned = chunk.assigned.get(index);
-            let age = assigned.and_then(|assigned| assigned.handle.age());
-            chunk.tasks[index].is_some() && age.is_some()
-        };
-        let mut entries = (self.chunks.iter())
-            .flat_map(|chunk| (0..chunk.tasks.len()).map(move |index| (chunk, index)));
-        let begun = entries.position(|(chunk, index)| is_begun(chunk, index));
+        let at_fault = self.at_fault(why);
         let mut tasks: Vec<Option<PoolTask>> = std::mem::take(&mut self.chunks)
             .into_iter()
             .flat_map(|chunk| chunk.tasks)
             .collect();
-        let at_fault = begun.or_else(|| match unbegun {
-            Unbegun::Oldest => tasks.iter().position(Option::is_some),
-            Unbegun::Nobody => None,
-        });
         if let Some(mut task) = at_fault.and_then(|index| tasks[index].take()) {
             task.attempts += 1;
             task.alone = true;
