@@ -22,6 +22,7 @@
 //! | `fork-server-listener` | `fork-server` | a message of the fork server was read | the fork server, and with it the stream |
 //! | `zygote-listener` | `code-zygote` | a message of the zygote was read | the zygote and its fork servers, and with them their streams |
 //! | `reply-writer` | replies | before a session's replies are sent | that connection |
+//! | `disk-write` | disk-writer | before a sample is written to the local disk | that write: the sample is fetched again |
 //! | `warm-worker` | worker | before a sample of a warm-up is prepared | that sample: it counts as failed |
 //! | `main-accept` | main | a connection was accepted | that connection |
 //! | `main-turn` | main | at the start of a pass | the coordinator, in good order |

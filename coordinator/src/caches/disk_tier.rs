@@ -11,8 +11,11 @@
 //! * Where a file has room for all samples of its dataset, it takes all of them, so that a coordinator that starts anew
 //!   finds them. Where it has not, it takes those that memory does not hold.
 //!
-//! A sample is written by a thread of this module, after it was prepared ([`write_queue`](super::write_queue)).
+//! A sample is written by a thread of this module, after it was prepared ([`write_queue`](super::write_queue)). It can be
+//! read from the moment it is handed over, so that a busy disk makes nobody fetch it again.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -25,6 +28,7 @@ use coprep_pipeline::{Dataset, Pipeline};
 use coprep_protocol::message::{CacheForm, DiskCacheStatus, DiskStatus};
 use coprep_protocol::size::human;
 use coprep_shared_memory::lock::lock;
+use fail::fail_point;
 
 use super::SampleBytes;
 use super::disk_speed::DiskSpeed;
@@ -65,14 +69,16 @@ pub(crate) struct DatasetDisk {
     dropped: AtomicU64,
     /// `true` if the log has told of a damaged sample.
     damage_is_told: AtomicBool,
+    /// The samples that wait to be written.
+    waiting: Mutex<HashMap<u32, Arc<Vec<u8>>>>,
     queue: Arc<WriteQueue<DiskWrite>>,
 }
 
-/// A sample that waits to be written.
+/// A sample that waits to be written. It can be read until this is dropped, written or not.
 struct DiskWrite {
     disk: Arc<DatasetDisk>,
     id: u32,
-    bytes: Vec<u8>,
+    bytes: Arc<Vec<u8>>,
 }
 
 impl PendingWrite for DiskWrite {
@@ -82,6 +88,12 @@ impl PendingWrite for DiskWrite {
 
     fn write(self) {
         self.disk.write(self.id, &self.bytes);
+    }
+}
+
+impl Drop for DiskWrite {
+    fn drop(&mut self) {
+        lock(&self.disk.waiting).remove(&self.id);
     }
 }
 
@@ -184,6 +196,7 @@ impl DiskTier {
             misses: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
             damage_is_told: AtomicBool::new(false),
+            waiting: Mutex::default(),
             queue: self.queue.clone(),
         })
     }
@@ -326,19 +339,39 @@ impl DatasetDisk {
         self.cache.usage().entries
     }
 
-    /// Returns `true` if the sample is on the disk.
+    /// Returns `true` if the sample is on the disk, or waits to be written.
     pub(crate) fn has(&self, id: u32) -> bool {
-        self.cache.has(id)
+        self.waiting(id).is_some() || self.cache.has(id)
+    }
+
+    /// Returns a sample that waits to be written. The file is asked after this, never before: a sample leaves the table
+    /// when it is in the file.
+    fn waiting(&self, id: u32) -> Option<Arc<Vec<u8>>> {
+        lock(&self.waiting).get(&id).cloned()
     }
 
     /// Reads a sample. Returns `false` if it is not on the disk.
     pub(crate) fn read(&self, id: u32, into: &mut Vec<u8>) -> bool {
-        self.count(id, self.cache.read(id, into))
+        let lookup = match self.waiting(id) {
+            Some(bytes) => {
+                bytes.as_slice().clone_into(into);
+                Lookup::Hit
+            }
+            None => self.cache.read(id, into),
+        };
+        self.count(id, lookup)
     }
 
     /// Reads a sample into a buffer of its length. Returns `false` if it is not on the disk.
     pub(crate) fn read_into(&self, id: u32, into: &mut [u8]) -> bool {
-        self.count(id, self.cache.read_into(id, into))
+        let lookup = match self.waiting(id) {
+            Some(bytes) if bytes.len() == into.len() => {
+                into.copy_from_slice(&bytes);
+                Lookup::Hit
+            }
+            _ => self.cache.read_into(id, into),
+        };
+        self.count(id, lookup)
     }
 
     fn count(&self, id: u32, lookup: Lookup) -> bool {
@@ -364,7 +397,8 @@ impl DatasetDisk {
 
     /// Returns `true` if a sample of `len` bytes is to be written. `in_memory` says that memory holds it.
     pub(crate) fn is_to_keep(&self, id: u32, len: u64, in_memory: bool) -> bool {
-        (self.holds_all || !in_memory) && self.cache.has_room(id, len)
+        let is_for_disk = self.holds_all || !in_memory;
+        is_for_disk && self.waiting(id).is_none() && self.cache.has_room(id, len)
     }
 
     /// Returns `true` if a sample of `len` bytes is not on the disk and will not be, for lack of room.
@@ -372,13 +406,19 @@ impl DatasetDisk {
         self.cache.refuses(id, len)
     }
 
-    /// Hands a sample to the thread that writes it.
+    /// Hands a sample to the thread that writes it, unless it waits to be written already.
     pub(crate) fn keep(self: &Arc<Self>, id: u32, bytes: Vec<u8>, when_full: WhenFull) {
+        let bytes = Arc::new(bytes);
+        match lock(&self.waiting).entry(id) {
+            Entry::Occupied(_) => return,
+            Entry::Vacant(absent) => absent.insert(bytes.clone()),
+        };
         let disk = self.clone();
         self.queue.push(DiskWrite { disk, id, bytes }, when_full);
     }
 
     fn write(&self, id: u32, bytes: &[u8]) {
+        fail_point!("disk-write");
         // After an error the file takes no further samples, so this is told once.
         if let Err(e) = self.cache.write(id, bytes) {
             tracing::warn!(
@@ -434,5 +474,56 @@ fn wanted_bytes(dataset: &Dataset, pipeline: &Pipeline) -> Result<u64> {
             let bytes = SampleBytes::of(dataset, pipeline, CacheForm::Encoded)?.wanted;
             Ok(bytes.next_multiple_of(ALIGNMENT))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_that_waits_to_be_written_is_read_already() {
+        let scratch = tempfile::tempdir().unwrap();
+        let folder = DiskFolder::open(&scratch.path().join("cache")).unwrap();
+        let options = DiskOptions {
+            fingerprint: 1,
+            samples: 4,
+            capacity: 4096,
+            most: 1 << 20,
+            longest: 2000,
+        };
+        let (cache, _) = DiskCache::open(&folder, &options).unwrap();
+        let disk = Arc::new(DatasetDisk {
+            fingerprint: 1,
+            dataset: "photos".to_owned(),
+            cache,
+            holds_all: true,
+            takes_local: false,
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+            damage_is_told: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            queue: Arc::default(),
+        });
+        let is_read = |id| {
+            let (mut whole, mut exact) = (Vec::new(), [0; 5]);
+            let both = (disk.read(id, &mut whole), disk.read_into(id, &mut exact));
+            both == (true, true) && whole == b"photo" && exact == *b"photo"
+        };
+        assert!(!is_read(1) && disk.is_to_keep(1, 5, false));
+        // Nothing is written yet. The second one is the same sample, fetched by another thread.
+        disk.keep(1, b"photo".to_vec(), WhenFull::Drop);
+        disk.keep(1, b"photo".to_vec(), WhenFull::Drop);
+        assert!(disk.has(1) && is_read(1) && !disk.is_to_keep(1, 5, false));
+        assert!(!disk.read_into(1, &mut [0; 4]), "it has another length");
+        assert_eq!(disk.entries(), 0);
+        disk.queue.stop();
+        disk.queue.run();
+        assert!(disk.has(1) && is_read(1) && !disk.is_to_keep(1, 5, false));
+        assert_eq!((disk.entries(), disk.status().hits), (1, 4));
+        // The queue was stopped: what it gives up does not wait.
+        disk.keep(2, b"photo".to_vec(), WhenFull::Drop);
+        assert!(!disk.has(2) && lock(&disk.waiting).is_empty());
     }
 }

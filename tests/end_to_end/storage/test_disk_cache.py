@@ -17,7 +17,7 @@ from typing import Any
 import coprep
 import pytest
 from batches import batches, ids
-from coordinators import coordinator_pid
+from coordinators import coordinator_pid, knows
 from jobs import Start
 from object_server import ObjectServer
 from photos import make_folder
@@ -105,6 +105,21 @@ def test_memory_and_disk_together_hold_everything(
     if cache == "encoded":
         (in_memory,) = coprep.status()["caches"]
         assert in_memory["entries"] + on_disk()["entries"] == N
+
+
+@pytest.mark.skipif(not knows("FAILPOINTS"), reason="the command was built without failpoints: use make test")
+def test_a_slow_disk_makes_nobody_fetch_a_sample_twice(
+    socket_path: Path, disk: Path, server: ObjectServer, photos: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All epochs are over long before the disk has written the samples of the first one.
+    monkeypatch.setenv("FAILPOINTS", "disk-write=sleep(50)")
+    with loader(photos) as train:
+        assert sorted(ids(train)) == list(range(N))
+        gets = server.counts()["gets"]
+        for _ in range(2):
+            assert sorted(ids(train)) == list(range(N))
+        assert on_disk()["entries"] < N
+    assert server.counts()["gets"] == gets
 
 
 def test_samples_from_the_disk_are_those_of_the_files(socket_path: Path, disk: Path, folder: Path, photos: str) -> None:
