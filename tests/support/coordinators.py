@@ -86,6 +86,22 @@ def coordinator_pid() -> int:
     return coprep.status()["pid"]
 
 
+def lasting_outage() -> dict[str, Any]:
+    """Waits for an outage of the only store that has lasted for a second, and returns it.
+
+    Reads that the store accepted just before are over by then. Their answers would end the outage for a moment.
+    """
+    found: list[dict[str, Any]] = []
+
+    def lasts() -> bool:
+        found[:] = coprep.status()["outages"]
+        return bool(found) and found[0]["lasts_s"] >= 1
+
+    until(lasts, "an outage lasts for a second")
+    (outage,) = found
+    return outage
+
+
 def stream() -> dict[str, Any]:
     """Returns the status of the only stream. While a stream is opened anew, there is none for a moment."""
     streams: list[dict[str, Any]] = []

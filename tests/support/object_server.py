@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -96,6 +98,18 @@ class ObjectServer:
     def faults(self, **faults: object) -> None:
         """Sets the faults from now on, by the names of ``Faults`` in `tests/object_server`. Without any, none."""
         self._ask("PUT", f"-/faults?{urllib.parse.urlencode(faults)}", b"")
+
+    @contextlib.contextmanager
+    def refusing(self, answer: str) -> Iterator[None]:
+        """Gives every request an answer such as ``503 SlowDown`` meanwhile, and no fault afterwards.
+
+        Afterwards jobs go on, also when the test has failed, so that nobody waits for them for minutes.
+        """
+        self.faults(refuse=answer)
+        try:
+            yield
+        finally:
+            self.faults()
 
     def counts(self) -> dict[str, int]:
         """Returns the number of requests so far (``lists``, ``gets``, ``heads``), and the ``bytes`` of objects sent."""

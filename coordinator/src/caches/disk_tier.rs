@@ -344,8 +344,8 @@ impl DatasetDisk {
         self.waiting(id).is_some() || self.cache.has(id)
     }
 
-    /// Returns a sample that waits to be written. The file is asked after this, never before: a sample leaves the table
-    /// when it is in the file.
+    /// Returns a sample that waits to be written. Whoever looks for a sample looks into the file after this, not before: a
+    /// sample leaves this table when it is in the file.
     fn waiting(&self, id: u32) -> Option<Arc<Vec<u8>>> {
         lock(&self.waiting).get(&id).cloned()
     }
@@ -398,7 +398,8 @@ impl DatasetDisk {
     /// Returns `true` if a sample of `len` bytes is to be written. `in_memory` says that memory holds it.
     pub(crate) fn is_to_keep(&self, id: u32, len: u64, in_memory: bool) -> bool {
         let is_for_disk = self.holds_all || !in_memory;
-        is_for_disk && self.waiting(id).is_none() && self.cache.has_room(id, len)
+        // A sample that leaves the table in between is written, and `DiskCache::write` refuses it.
+        is_for_disk && self.cache.has_room(id, len) && self.waiting(id).is_none()
     }
 
     /// Returns `true` if a sample of `len` bytes is not on the disk and will not be, for lack of room.

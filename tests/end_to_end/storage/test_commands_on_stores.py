@@ -11,6 +11,7 @@ from typing import Any
 import coprep
 import pytest
 from batches import ids
+from coordinators import lasting_outage
 from object_server import SECRET, ObjectServer
 from served import Coordinator, ask, series
 from waiting import WAIT, until
@@ -119,15 +120,15 @@ def test_metrics_and_top_tell_of_an_outage(
             assert of("received_bytes_total") > 0 and of("failed_requests_total") == 0
             assert of("outage_seconds") == 0 and of("waiting_reads") == 0
             before = of("requests_total")
-            server.faults(refuse="503 SlowDown")
-            # These hold more samples than are read ahead.
-            rest = pool.submit(lambda: [sorted(ids(train)) for _ in range(4)])
-            until(lambda: of("outage_seconds") > 0, "the outage is in the metrics")
-            until(lambda: of("waiting_reads") > 0, "reads wait")
-            assert of("failed_requests_total") > 0 and of("requests_total") > before
-            shown = " ".join(run("top", "--once").split())
-            assert "s3://bucket has not answered for" in shown, shown
-            server.faults()
+            with server.refusing("503 SlowDown"):
+                # These hold more samples than are read ahead.
+                rest = pool.submit(lambda: [sorted(ids(train)) for _ in range(4)])
+                lasting_outage()
+                until(lambda: of("outage_seconds") > 0, "the outage is in the metrics")
+                until(lambda: of("waiting_reads") > 0, "reads wait")
+                assert of("failed_requests_total") > 0 and of("requests_total") > before
+                shown = " ".join(run("top", "--once").split())
+                assert "s3://bucket has not answered for" in shown, shown
             assert rest.result(WAIT) == 4 * [list(range(N))] and of("outage_seconds") == 0
             (store,) = coprep.status()["stores"]
             counts = server.counts()

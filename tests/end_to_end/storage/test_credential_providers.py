@@ -18,7 +18,7 @@ from typing import Any
 import coprep
 import pytest
 from batches import ids
-from coordinators import coordinator_pid
+from coordinators import coordinator_pid, lasting_outage
 from hub_server import hub_server
 from jobs import Start
 from object_server import Credentials, ObjectServer
@@ -239,8 +239,8 @@ def test_without_keys_jobs_wait_and_status_says_why(serve: Callable[..., Coordin
         keys.failure = RuntimeError("SECRETTEXT")
         store.demand(SECOND)
         epochs = pool.submit(lambda: [sorted(ids(train)) for _ in range(6)])
-        until(lambda: bool(coprep.status()["outages"] and "no job" in run("status").stdout), "the outage is seen")
-        (outage,) = coprep.status()["outages"]
+        until(lambda: "no job" in run("status").stdout, "the outage is seen")
+        outage = lasting_outage()
         why = f"no job gives credentials: the credential_provider of process {os.getpid()} "
         assert outage["store"] == "s3://bucket" and outage["last_answer"].startswith(why), outage
         assert outage["last_answer"].endswith(": RuntimeError was raised")

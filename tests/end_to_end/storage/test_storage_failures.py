@@ -15,7 +15,7 @@ from typing import Any
 import coprep
 import pytest
 from batches import ids
-from coordinators import coordinator_pid
+from coordinators import coordinator_pid, lasting_outage
 from object_server import SECRET, ObjectServer
 from pages import pattern, status_lines
 from waiting import WAIT, until
@@ -73,19 +73,17 @@ def test_jobs_wait_for_a_store_that_is_away_and_go_on(socket_path: Path, server:
     with loader(photos, on_error="skip") as train, ThreadPoolExecutor(1) as pool:
         batches = iter(train)
         seen = [int(i) for i in next(batches)[-1]]
-        server.faults(refuse="403 ExpiredToken")
-        rest = pool.submit(lambda: ids(batches) + [i for _ in range(EPOCHS - 1) for i in ids(train)])
-        until(lambda: bool(coprep.status()["outages"]), "the outage is seen")
-        (outage,) = coprep.status()["outages"]
-        assert outage["store"] == "s3://bucket"
-        assert outage["last_answer"] == "403 Forbidden (ExpiredToken)"
-        shown = status()
-        (told,) = [line for line in status_lines() if line.startswith("s3://")]
-        like = pattern(told.replace("503 Service Unavailable (SlowDown)", outage["last_answer"]))
-        assert re.search(like, shown), shown
-        time.sleep(3)
-        assert not rest.done()
-        server.faults()
+        with server.refusing("403 ExpiredToken"):
+            rest = pool.submit(lambda: ids(batches) + [i for _ in range(EPOCHS - 1) for i in ids(train)])
+            outage = lasting_outage()
+            assert outage["store"] == "s3://bucket"
+            assert outage["last_answer"] == "403 Forbidden (ExpiredToken)"
+            shown = status()
+            (told,) = [line for line in status_lines() if line.startswith("s3://")]
+            like = pattern(told.replace("503 Service Unavailable (SlowDown)", outage["last_answer"]))
+            assert re.search(like, shown), shown
+            time.sleep(3)
+            assert not rest.done()
         assert sorted(seen + rest.result(WAIT)) == sorted(EPOCHS * list(range(N)))
     assert coprep.status()["outages"] == []
 
@@ -174,12 +172,11 @@ def test_secrets_are_nowhere(socket_path: Path, server: ObjectServer, photos: st
     with loader(photos) as train, ThreadPoolExecutor(1) as pool:
         next(iter(train))
         # A failure is logged, with its cause.
-        server.faults(refuse="403 AccessDenied")
-        rest = pool.submit(lambda: [ids(train) for _ in range(EPOCHS)])
-        until(lambda: bool(coprep.status()["outages"]), "the outage is seen")
-        shown = json.dumps(coprep.status()) + status()
-        command = Path(f"/proc/{coordinator_pid()}/cmdline").read_bytes()
-        server.faults()
+        with server.refusing("403 AccessDenied"):
+            rest = pool.submit(lambda: [ids(train) for _ in range(EPOCHS)])
+            lasting_outage()
+            shown = json.dumps(coprep.status()) + status()
+            command = Path(f"/proc/{coordinator_pid()}/cmdline").read_bytes()
         rest.result(WAIT)
     logs = [path.read_text() for path in socket_path.parent.rglob("*") if path.is_file()]
     assert logs and SECRET not in shown and SECRET.encode() not in command
