@@ -87,9 +87,9 @@ def coordinator_pid() -> int:
 
 
 def lasting_outage() -> dict[str, Any]:
-    """Waits for an outage of the only store that has lasted for a second, and returns it.
+    """Waits until an outage of the only store has lasted for a second, and returns the outage.
 
-    Reads that the store accepted just before are over by then. Their answers would end the outage for a moment.
+    By then all reads that began before the outage are over. An answer to one of them would end the outage for a moment.
     """
     found: list[dict[str, Any]] = []
 

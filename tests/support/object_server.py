@@ -101,9 +101,9 @@ class ObjectServer:
 
     @contextlib.contextmanager
     def refusing(self, answer: str) -> Iterator[None]:
-        """Gives every request an answer such as ``503 SlowDown`` meanwhile, and no fault afterwards.
+        """Answers every request with an error such as ``503 SlowDown``, until the block ends.
 
-        Afterwards jobs go on, also when the test has failed, so that nobody waits for them for minutes.
+        The errors end also if the test fails in the block. Its jobs would otherwise wait for minutes before they end.
         """
         self.faults(refuse=answer)
         try:

@@ -12,7 +12,7 @@
 //!   finds them. Where it has not, it takes those that memory does not hold.
 //!
 //! A sample is written by a thread of this module, after it was prepared ([`write_queue`](super::write_queue)). It can be
-//! read from the moment it is handed over, so that a busy disk makes nobody fetch it again.
+//! read from the moment it is handed over, so that nobody fetches it again while the disk is busy.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -344,8 +344,8 @@ impl DatasetDisk {
         self.waiting(id).is_some() || self.cache.has(id)
     }
 
-    /// Returns a sample that waits to be written. Whoever looks for a sample looks into the file after this, not before: a
-    /// sample leaves this table when it is in the file.
+    /// Returns a sample that waits to be written. Callers ask the file after this, not before: a sample is removed from this
+    /// table once it is in the file.
     fn waiting(&self, id: u32) -> Option<Arc<Vec<u8>>> {
         lock(&self.waiting).get(&id).cloned()
     }
@@ -398,7 +398,7 @@ impl DatasetDisk {
     /// Returns `true` if a sample of `len` bytes is to be written. `in_memory` says that memory holds it.
     pub(crate) fn is_to_keep(&self, id: u32, len: u64, in_memory: bool) -> bool {
         let is_for_disk = self.holds_all || !in_memory;
-        // A sample that leaves the table in between is written, and `DiskCache::write` refuses it.
+        // The sample may be written between the last two checks. `DiskCache::write` then refuses the second copy.
         is_for_disk && self.cache.has_room(id, len) && self.waiting(id).is_none()
     }
 
@@ -523,7 +523,7 @@ mod tests {
         disk.queue.run();
         assert!(disk.has(1) && is_read(1) && !disk.is_to_keep(1, 5, false));
         assert_eq!((disk.entries(), disk.status().hits), (1, 4));
-        // The queue was stopped: what it gives up does not wait.
+        // A queue that was stopped gives a sample up, which then cannot be read either.
         disk.keep(2, b"photo".to_vec(), WhenFull::Drop);
         assert!(!disk.has(2) && lock(&disk.waiting).is_empty());
     }
