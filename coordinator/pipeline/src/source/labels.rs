@@ -1,9 +1,11 @@
-//! Labels of samples, in 4 bytes each where all of them are numbers of classes.
+//! Labels of samples, in 2 or 4 bytes each where all of them are numbers of classes.
 
 /// Labels, by the ids of their samples.
 #[derive(Debug)]
 pub(super) enum Labels {
-    /// All labels are between 0 and 2^32 - 1, as numbers of classes are.
+    /// All labels are between 0 and 2^16 - 1, as numbers of classes usually are.
+    Short(Vec<u16>),
+    /// All labels are between 0 and 2^32 - 1.
     Narrow(Vec<u32>),
     Wide(Vec<i64>),
     /// This number of labels, all 0.
@@ -12,27 +14,41 @@ pub(super) enum Labels {
 
 impl Default for Labels {
     fn default() -> Self {
-        Labels::Narrow(Vec::new())
+        Labels::Short(Vec::new())
     }
 }
 
 impl Labels {
     pub(super) fn push(&mut self, label: i64) {
-        match (&mut *self, u32::try_from(label)) {
-            (Labels::Narrow(labels), Ok(label)) => labels.push(label),
-            (Labels::Wide(labels), _) => labels.push(label),
-            (Labels::Zeros(labels), Ok(0)) => *labels += 1,
-            (Labels::Zeros(_), _) => *self = self.iter().chain([label]).collect(),
-            (Labels::Narrow(labels), Err(_)) => {
-                let mut wide: Vec<i64> = labels.iter().copied().map(i64::from).collect();
-                wide.push(label);
-                *self = Labels::Wide(wide);
-            }
+        match self {
+            Labels::Short(labels) => match u16::try_from(label) {
+                Ok(label) => labels.push(label),
+                Err(_) => self.widen(label),
+            },
+            Labels::Narrow(labels) => match u32::try_from(label) {
+                Ok(label) => labels.push(label),
+                Err(_) => self.widen(label),
+            },
+            Labels::Wide(labels) => labels.push(label),
+            Labels::Zeros(labels) if label == 0 => *labels += 1,
+            Labels::Zeros(_) => *self = self.iter().chain([label]).collect(),
         }
+    }
+
+    /// Adds a label for which the labels are too narrow.
+    fn widen(&mut self, label: i64) {
+        *self = match (&*self, u32::try_from(label)) {
+            (Labels::Short(labels), Ok(label)) => {
+                let labels = labels.iter().copied().map(u32::from);
+                Labels::Narrow(labels.chain([label]).collect())
+            }
+            _ => Labels::Wide(self.iter().chain([label]).collect()),
+        };
     }
 
     pub(super) fn len(&self) -> usize {
         match self {
+            Labels::Short(labels) => labels.len(),
             Labels::Narrow(labels) => labels.len(),
             Labels::Wide(labels) => labels.len(),
             Labels::Zeros(labels) => *labels,
@@ -45,6 +61,7 @@ impl Labels {
     /// If `id` is not below [`Labels::len`].
     pub(super) fn get(&self, id: usize) -> i64 {
         match self {
+            Labels::Short(labels) => labels[id].into(),
             Labels::Narrow(labels) => labels[id].into(),
             Labels::Wide(labels) => labels[id],
             Labels::Zeros(labels) => {
@@ -61,6 +78,7 @@ impl Labels {
     /// Gives spare memory back, when the list is final.
     pub(super) fn shrink(&mut self) {
         match self {
+            Labels::Short(labels) => labels.shrink_to_fit(),
             Labels::Narrow(labels) => labels.shrink_to_fit(),
             Labels::Wide(labels) => labels.shrink_to_fit(),
             Labels::Zeros(_) => {}
@@ -70,6 +88,7 @@ impl Labels {
     /// Returns the bytes of memory that the labels take.
     pub(super) fn memory_bytes(&self) -> usize {
         match self {
+            Labels::Short(labels) => labels.capacity() * size_of::<u16>(),
             Labels::Narrow(labels) => labels.capacity() * size_of::<u32>(),
             Labels::Wide(labels) => labels.capacity() * size_of::<i64>(),
             Labels::Zeros(_) => 0,
@@ -91,7 +110,11 @@ mod tests {
 
     #[test]
     fn labels_are_those_that_were_pushed_however_large() {
-        let narrow = [0, 7, i64::from(u32::MAX)];
+        let short = [0, 7, i64::from(u16::MAX)];
+        let labels: Labels = short.into_iter().collect();
+        assert!(matches!(labels, Labels::Short(_)));
+        assert!(labels.iter().eq(short));
+        let narrow = [0, 1 << 16, i64::from(u32::MAX), 7];
         let labels: Labels = narrow.into_iter().collect();
         assert!(matches!(labels, Labels::Narrow(_)));
         assert!(labels.iter().eq(narrow));
@@ -100,8 +123,11 @@ mod tests {
             let labels: Labels = all.into_iter().collect();
             assert!(labels.iter().eq(all));
             assert_eq!((labels.len(), labels.get(1)), (3, label));
+            let labels: Labels = narrow.into_iter().chain(all).collect();
+            assert!(labels.iter().eq(narrow.into_iter().chain(all)));
         }
     }
+
     #[test]
     fn labels_that_are_all_zero_take_no_memory() {
         let mut labels = Labels::Zeros(1_000_000);
