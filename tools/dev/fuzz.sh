@@ -14,12 +14,16 @@ done
 RUSTC_BOOTSTRAP=1 RUSTFLAGS=$flags CARGO_TARGET_DIR=$folder \
     cargo build --release --manifest-path tests/fuzz/Cargo.toml --target "$triple"
 
+# Sockets and files that the targets make; a fuzzer that ends runs no destructor which could remove them.
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
 # Two at a time, so that a fuzzer's pauses are not a processor's.
 at_once=2
 run() {
     local name=$1 corpus=tests/fuzz/corpus/$1 artifacts=tests/fuzz/artifacts/$1
     mkdir -p "$corpus" "$artifacts"
-    "$folder/$triple/release/$name" "$corpus" -artifact_prefix="$artifacts/" \
+    TMPDIR=$scratch "$folder/$triple/release/$name" "$corpus" -artifact_prefix="$artifacts/" \
         -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -print_final_stats=1 >"$folder/$name.log" 2>&1 \
         && touch "$folder/$name.passed"
 }

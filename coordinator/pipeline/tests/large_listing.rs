@@ -38,6 +38,7 @@ fn a_million_objects_take_a_thousand_requests_and_forty_bytes_each() {
     assert!(counts.lists <= 1010, "{counts:?}");
     assert_eq!((counts.gets, counts.heads), (0, 0));
     let each = dataset.memory_bytes() as f64 / OBJECTS as f64;
+    println!("{} listings, {each:.2} bytes for each sample", counts.lists);
     // Label, end of the name, size and ETag take 26 bytes.
     assert!(
         each > NAME as f64 && each <= 40.0,
