@@ -108,6 +108,7 @@ def hear(child: Child, event: str, timeout: float, at_first: Callable[[], None] 
     """
     said: list[dict[str, Any]] = []
     is_first = True
+    deadline = time.monotonic() + timeout
     for _, message in messages([child], timeout):
         if is_first and message["event"] in ("epoch", event):
             at_first()
@@ -115,7 +116,10 @@ def hear(child: Child, event: str, timeout: float, at_first: Callable[[], None] 
         said.append(message)
         if message["event"] == event:
             return said
-    raise child.failure(f"did not say {event!r} within {timeout:.0f} s" if child.running() else "")
+    is_late = time.monotonic() >= deadline
+    raise child.failure(
+        f"did not say {event!r} within {timeout:.0f} s" if is_late else f"ended before it said {event!r}"
+    )
 
 
 def end(child: Child) -> None:

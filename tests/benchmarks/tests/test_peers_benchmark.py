@@ -10,6 +10,7 @@ import pytest
 
 from tests.benchmarks.loaders.measure import Dataset
 from tests.benchmarks.storage.__main__ import PARTS, parse
+from tests.benchmarks.storage.peers import measure
 from tests.benchmarks.storage.peers.bucket import Bucket
 from tests.benchmarks.storage.peers.formats import photographs, write_files
 from tests.benchmarks.storage.peers.loaders import FORMATS, LOADERS, Loader, packages, workers_of
@@ -18,6 +19,7 @@ from tests.benchmarks.storage.peers.running import Epoch, Run
 from tests.benchmarks.storage.peers.table import COLUMNS, OTHER_COLUMNS, PeerResults
 from tests.benchmarks.storage.report import Results
 from tests.support.object_server import ObjectServer
+from tools.demo.children import ChildFailed
 
 BY_LABEL = {loader.label: loader for loader in LOADERS}
 NEEDED = ["photos", "--server", "server", "--out", "out"]
@@ -124,6 +126,34 @@ def test_the_page_names_versions_and_workers() -> None:
     assert "1,500 photographs in about 16 shards" in page and "coprep 0.1.0, litdata 0.2.76." in page
     assert "2 with 1 job, 1 with 8 jobs" in page
     assert "## peers: other loaders of object stores\n" in page
+
+
+def test_another_loader_that_fails_leaves_the_figures_of_the_others(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_once(loader: Loader, jobs: int, *_arguments: object) -> Run:
+        asked.append((loader.label, jobs))
+        if loader.label == failing and asked.count((loader.label, jobs)) == 1:
+            raise ChildFailed("job 1 ended with code 1")
+        return a_run(200)
+
+    monkeypatch.setattr(measure, "run", fail_once)
+    monkeypatch.setattr(Bucket, "fill", lambda *_arguments: bucket)
+    monkeypatch.setattr(measure, "versions", lambda *_arguments: {})
+    asked: list[tuple[str, int]] = []
+    failing = "litdata"
+    photos = Dataset(Path("photos"), [], 0)
+    found = measure.measure(bucket.server, photos, Path("python"), repeat=2, quick=True)
+    assert {(loader.label, jobs): len(runs) for (loader, jobs), runs in found.runs.items()} == {
+        (loader.label, jobs): 1 if loader.label == failing else 2 for loader in LOADERS for jobs in loader.jobs
+    }
+    assert found.conditions().endswith(" Runs that failed: litdata with 1 job (1), litdata with 8 jobs (1).")
+    assert "failed" not in results().conditions()
+
+    failing = "coprep.WebDataset"
+    asked.clear()
+    with pytest.raises(ChildFailed, match="job 1 ended with code 1"):
+        measure.measure(bucket.server, photos, Path("python"), repeat=2, quick=True)
 
 
 def test_each_repetition_is_in_the_report() -> None:

@@ -27,6 +27,10 @@ def main() -> None:
 
     def make() -> Batches:
         dataset = Images(remote=plan["url"], local=plan["cache"], shuffle=True, batch_size=BATCH_SIZE)
+        # It keeps the connection over which it has read the index. Workers that are forked would share it: two that
+        # ask over one connection get each other's answers, and a wrong image or a wait of a minute follows.
+        for stream in dataset.streams:
+            stream._downloader.clean_up()
         loader: Batches = StreamingDataLoader(
             dataset, batch_size=BATCH_SIZE, num_workers=plan["workers"], persistent_workers=True
         )

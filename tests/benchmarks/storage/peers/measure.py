@@ -16,17 +16,30 @@ from tests.benchmarks.storage.peers.loaders import LOADERS, packages
 from tests.benchmarks.storage.peers.running import run
 from tests.benchmarks.storage.peers.table import PeerResults, jobs_label
 from tests.support.object_server import ObjectServer
+from tools.demo.children import ChildFailed
 
 
 def measure(server: ObjectServer, photographs: Dataset, python: Path, repeat: int, quick: bool) -> PeerResults:
-    """Measures every loader `repeat` times. `python` is the interpreter of the environment that has the other ones."""
+    """Measures every loader `repeat` times. `python` is the interpreter of the environment that has the other ones.
+
+    Raises:
+        ChildFailed: a run of coprep failed. Runs of other loaders that fail are counted.
+    """
     bucket = Bucket.fill(server, photographs, python, quick)
     results = PeerResults(bucket.samples, cores(), versions(python, (*packages(), "torch", "torchvision")))
     cases = [(loader, jobs) for loader in LOADERS for jobs in loader.jobs]
     progress = Progress(repeat * len(cases))
     for _ in range(repeat):
         for loader, jobs in cases:
-            one = run(loader, jobs, bucket, python)
+            try:
+                one = run(loader, jobs, bucket, python)
+            except ChildFailed as failure:
+                if loader.is_coprep:
+                    raise
+                # Another loader's failure takes nothing from the figures of the others.
+                results.failed[loader, jobs] += 1
+                progress.say(f"{loader.label}, {jobs_label(jobs)}: FAILED: {failure}")
+                continue
             results.runs.setdefault((loader, jobs), []).append(one)
             rates = " and ".join(f"{epoch.images_per_s:,.0f}" for epoch in one.epochs)
             progress.say(f"{loader.label}, {jobs_label(jobs)}: {rates} images/s")

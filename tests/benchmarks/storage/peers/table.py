@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -53,6 +54,8 @@ class PeerResults:
     cores: int
     versions: Mapping[str, str] = field(default_factory=dict)
     runs: dict[tuple[Loader, int], list[Run]] = field(default_factory=dict)
+    failed: Counter[tuple[Loader, int]] = field(default_factory=Counter)
+    """Numbers of runs that failed."""
 
     def table(self, columns: Sequence[Column], jobs: int) -> Table:
         rows = []
@@ -75,9 +78,13 @@ class PeerResults:
         repetitions = max(map(len, self.runs.values()))
         versions = ", ".join(f"{package} {version}" for package, version in self.versions.items())
         workers = ", ".join(f"{workers_of(jobs, self.cores)} with {jobs_label(jobs)}" for jobs in self.jobs())
+        failed = ", ".join(
+            f"{loader.label} with {jobs_label(jobs)} ({count})" for (loader, jobs), count in self.failed.items()
+        )
         return (
             f"The part `peers`: {self.samples:,} photographs in about {SHARDS} shards, batches of {BATCH_SIZE};"
             f" medians of {repetitions}; workers of each job's DataLoader: {workers}. {versions}."
+            f"{f' Runs that failed: {failed}.' if failed else ''}"
         )
 
     def as_json(self) -> list[dict[str, Any]]:
