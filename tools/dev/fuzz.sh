@@ -14,7 +14,7 @@ done
 RUSTC_BOOTSTRAP=1 RUSTFLAGS=$flags CARGO_TARGET_DIR=$folder \
     cargo build --release --manifest-path tests/fuzz/Cargo.toml --target "$triple"
 
-# Sockets and files that the targets make; a fuzzer that ends runs no destructor which could remove them.
+# The targets make sockets and files here. libFuzzer exits without running destructors, so this script removes them.
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 

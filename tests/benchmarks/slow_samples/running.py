@@ -116,10 +116,10 @@ def hear(child: Child, event: str, timeout: float, at_first: Callable[[], None] 
         said.append(message)
         if message["event"] == event:
             return said
-    is_late = time.monotonic() >= deadline
-    raise child.failure(
-        f"did not say {event!r} within {timeout:.0f} s" if is_late else f"ended before it said {event!r}"
-    )
+    # A child that has closed its output is about to end. Its exit code may be all that tells why.
+    while child.running() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    raise child.failure(f"did not say {event!r} within {timeout:.0f} s" if child.running() else "")
 
 
 def end(child: Child) -> None:

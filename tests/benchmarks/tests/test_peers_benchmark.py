@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,32 +129,39 @@ def test_the_page_names_versions_and_workers() -> None:
     assert "## peers: other loaders of object stores\n" in page
 
 
-def test_another_loader_that_fails_leaves_the_figures_of_the_others(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail_once(loader: Loader, jobs: int, *_arguments: object) -> Run:
-        asked.append((loader.label, jobs))
-        if loader.label == failing and asked.count((loader.label, jobs)) == 1:
+def measured_while_first_runs_fail(failing: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> PeerResults:
+    """Returns the results of two repetitions. The first run of `failing` fails with each number of jobs.
+
+    Runs are made up, because the other loaders are not installed here.
+    """
+    begun: Counter[tuple[Loader, int]] = Counter()
+
+    def run(loader: Loader, jobs: int, *_arguments: object) -> Run:
+        begun[loader, jobs] += 1
+        if loader.label == failing and begun[loader, jobs] == 1:
             raise ChildFailed("job 1 ended with code 1")
         return a_run(200)
 
-    monkeypatch.setattr(measure, "run", fail_once)
-    monkeypatch.setattr(Bucket, "fill", lambda *_arguments: bucket)
+    monkeypatch.setattr(measure, "run", run)
     monkeypatch.setattr(measure, "versions", lambda *_arguments: {})
-    asked: list[tuple[str, int]] = []
-    failing = "litdata"
-    photos = Dataset(Path("photos"), [], 0)
-    found = measure.measure(bucket.server, photos, Path("python"), repeat=2, quick=True)
+    monkeypatch.setattr(Bucket, "fill", lambda *_arguments: bucket)
+    return measure.measure(bucket.server, Dataset(Path("photos"), [], 0), Path("python"), repeat=2, quick=True)
+
+
+def test_another_loader_that_fails_leaves_the_figures_of_the_others(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = measured_while_first_runs_fail("litdata", bucket, monkeypatch)
     assert {(loader.label, jobs): len(runs) for (loader, jobs), runs in found.runs.items()} == {
-        (loader.label, jobs): 1 if loader.label == failing else 2 for loader in LOADERS for jobs in loader.jobs
+        (loader.label, jobs): 1 if loader.label == "litdata" else 2 for loader in LOADERS for jobs in loader.jobs
     }
     assert found.conditions().endswith(" Runs that failed: litdata with 1 job (1), litdata with 8 jobs (1).")
     assert "failed" not in results().conditions()
 
-    failing = "coprep.WebDataset"
-    asked.clear()
+
+def test_a_run_of_coprep_that_fails_ends_the_benchmark(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ChildFailed, match="job 1 ended with code 1"):
-        measure.measure(bucket.server, photos, Path("python"), repeat=2, quick=True)
+        measured_while_first_runs_fail("coprep.WebDataset", bucket, monkeypatch)
 
 
 def test_each_repetition_is_in_the_report() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -27,8 +28,10 @@ from tests.benchmarks.slow_samples.delivery import (
 from tests.benchmarks.slow_samples.forms import WORKERS, Costs, optimum
 from tests.benchmarks.slow_samples.knapsack import Item, choose, fastest
 from tests.benchmarks.slow_samples.order import Run, left_by
+from tests.benchmarks.slow_samples.running import hear
 from tests.benchmarks.slow_samples.series import WINDOW_S, Phase, PoolSnapshot, bytes_of, phases, samples_of
 from tests.benchmarks.slow_samples.timeline import Part, draw_timeline
+from tools.demo.children import ChildFailed, Children
 
 
 def test_the_optimum_of_forms_lies_between_the_choice_and_its_bound() -> None:
@@ -310,3 +313,18 @@ def test_a_timeline_is_drawn_with_its_turns() -> None:
     words = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert {"a pool", "world 0", "world 1", "world 2", "fetching", "MiB/s", "100"} <= set(words)
     assert len(list(drawn.iter("{http://www.w3.org/2000/svg}polyline"))) == 1 + len(parts)
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "failure"),
+    [
+        ("time.sleep(0.3); sys.exit(3)", "job 1 ended with code 3:\nno room"),
+        ("time.sleep(60)", "job 1 did not say 'ready' within 1 s:\nno room"),
+    ],
+)
+def test_a_job_that_has_closed_its_output_tells_how_it_ended(goes_on: str, failure: str) -> None:
+    program = f"import os, sys, time; print('no room', file=sys.stderr, flush=True); os.close(1); {goes_on}"
+    with Children() as children:
+        job = children.start("job 1", [sys.executable, "-c", program])
+        with pytest.raises(ChildFailed, match=failure):
+            hear(job, "ready", 1)

@@ -27,8 +27,9 @@ def main() -> None:
 
     def make() -> Batches:
         dataset = Images(remote=plan["url"], local=plan["cache"], shuffle=True, batch_size=BATCH_SIZE)
-        # It keeps the connection over which it has read the index. Workers that are forked would share it: two that
-        # ask over one connection get each other's answers, and a wrong image or a wait of a minute follows.
+        # The dataset keeps the connection over which it read the index, and forked workers inherit it. Two workers that
+        # send requests over one connection read each other's responses: an image cannot be decoded, or a worker waits
+        # for a minute.
         for stream in dataset.streams:
             stream._downloader.clean_up()
         loader: Batches = StreamingDataLoader(

@@ -23,7 +23,7 @@ def measure(server: ObjectServer, photographs: Dataset, python: Path, repeat: in
     """Measures every loader `repeat` times. `python` is the interpreter of the environment that has the other ones.
 
     Raises:
-        ChildFailed: a run of coprep failed. Runs of other loaders that fail are counted.
+        ChildFailed: a run of coprep failed. If a run of another loader fails, it is counted, and the next run begins.
     """
     bucket = Bucket.fill(server, photographs, python, quick)
     results = PeerResults(bucket.samples, cores(), versions(python, (*packages(), "torch", "torchvision")))
@@ -31,18 +31,18 @@ def measure(server: ObjectServer, photographs: Dataset, python: Path, repeat: in
     progress = Progress(repeat * len(cases))
     for _ in range(repeat):
         for loader, jobs in cases:
+            about = f"{loader.label}, {jobs_label(jobs)}"
             try:
                 one = run(loader, jobs, bucket, python)
             except ChildFailed as failure:
                 if loader.is_coprep:
                     raise
-                # Another loader's failure takes nothing from the figures of the others.
                 results.failed[loader, jobs] += 1
-                progress.say(f"{loader.label}, {jobs_label(jobs)}: FAILED: {failure}")
-                continue
-            results.runs.setdefault((loader, jobs), []).append(one)
-            rates = " and ".join(f"{epoch.images_per_s:,.0f}" for epoch in one.epochs)
-            progress.say(f"{loader.label}, {jobs_label(jobs)}: {rates} images/s")
+                progress.say(f"{about}: FAILED: {failure}")
+            else:
+                results.runs.setdefault((loader, jobs), []).append(one)
+                rates = " and ".join(f"{epoch.images_per_s:,.0f}" for epoch in one.epochs)
+                progress.say(f"{about}: {rates} images/s")
     return results
 
 
