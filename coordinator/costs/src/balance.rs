@@ -130,6 +130,9 @@ impl SeenThroughput {
 const BUSY: f64 = 0.9;
 /// Factor on a computed number of threads, because samples differ.
 const MARGIN: f64 = 1.25;
+/// Factor on a computed number of threads above which a pool has too many. It is computed anew from each interval. If
+/// every lower result counted, the lowest of them would remain, with which processors wait for storage now and then.
+const SURPLUS: f64 = 1.25;
 /// Part of the work below which waiting may be an artefact of reading the clock.
 const LITTLE: f64 = 0.05;
 /// Part by which rates differ even without a cause.
@@ -208,8 +211,10 @@ impl Balance {
         let at_work = (seen.prepare_s + seen.fetch_s) / seen.seconds;
         let wanted = wanted(cpus, seen).clamp(cpus, self.most);
         if busy >= BUSY * f64::from(cpus) || seen.fetched == 0 {
-            // Processors are the bottleneck, so more threads than the formula gives would only hold memory.
-            self.change(self.threads.clamp(cpus, wanted));
+            // Processors are the bottleneck, so many more threads than the formula gives would only hold memory.
+            if wanted == cpus || f64::from(self.threads) > SURPLUS * f64::from(wanted) {
+                self.change(wanted);
+            }
         } else if at_work >= BUSY * f64::from(self.threads) && seen.to_fetch >= 1.0 {
             self.try_others(cpus, wanted);
         }
@@ -471,6 +476,26 @@ mod tests {
         };
         assert!(balance.observe(2, &late.seen(64, 1.0)) >= 50);
         assert!(balance.observe(2, &early.seen(64, 1.0)) <= 8);
+    }
+
+    #[test]
+    fn threads_do_not_go_because_fewer_would_have_done_in_one_interval() {
+        let usual = World {
+            cpus: 2,
+            prepare: 5e-4,
+            latency: 0.05,
+            bandwidth: 1e6,
+        };
+        let with_latency = |latency: f64| World { latency, ..usual };
+        let mut balance = Balance::new(2, 512);
+        balance.begin_with(512);
+        let kept = balance.observe(2, &usual.seen(512, 1.0));
+        assert!((200..=260).contains(&kept), "{kept}");
+        for latency in [0.042, 0.05, 0.042, 0.045] {
+            let seen = with_latency(latency).seen(kept, 1.0);
+            assert_eq!(balance.observe(2, &seen), kept, "after {latency} s");
+        }
+        assert!(balance.observe(2, &with_latency(0.02).seen(kept, 1.0)) < kept / 2);
     }
 
     const STEP: f64 = 0.5;

@@ -1,12 +1,14 @@
 //! Answers, written to a connection.
 
-use std::io::{self, IoSlice, Write};
-use std::net::{Shutdown, TcpStream};
+use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::sleep;
 
 /// How long a stalled answer says nothing. Its reader gives up long before.
 const STALL: Duration = Duration::from_secs(120);
@@ -60,26 +62,26 @@ impl Answer {
     }
 
     /// Sends the answer. `is_head` leaves its body out.
-    pub(crate) fn send(&self, to: &mut TcpStream, is_head: bool) -> io::Result<()> {
+    pub(crate) async fn send(&self, to: &mut TcpStream, is_head: bool) -> io::Result<()> {
         let head = self.head(self.to - self.from);
         let body = if is_head { &[][..] } else { self.part() };
         // One call for head and body, so that the client is woken once, and no copy of the body.
         let parts = &mut [IoSlice::new(head.as_bytes()), IoSlice::new(body)][..];
-        write_all_vectored(to, parts)
+        write_all_vectored(to, parts).await
     }
 
-    fn send_half(&self, to: &mut TcpStream) -> io::Result<()> {
-        to.write_all(self.head(self.to - self.from).as_bytes())?;
+    async fn send_half(&self, to: &mut TcpStream) -> io::Result<()> {
+        to.write_all(self.head(self.to - self.from).as_bytes())
+            .await?;
         let part = self.part();
-        to.write_all(&part[..part.len() / 2])?;
-        to.flush()
+        to.write_all(&part[..part.len() / 2]).await
     }
 
     /// Sends half of the answer and resets the connection.
-    pub(crate) fn break_off(&self, to: &mut TcpStream) -> io::Result<()> {
-        self.send_half(to)?;
+    pub(crate) async fn break_off(&self, to: &mut TcpStream) -> io::Result<()> {
+        self.send_half(to).await?;
         // The half should arrive before the reset overtakes it.
-        std::thread::sleep(Duration::from_millis(5));
+        sleep(Duration::from_millis(5)).await;
         let linger = libc::linger {
             l_onoff: 1,
             l_linger: 0,
@@ -89,31 +91,29 @@ impl Answer {
     }
 
     /// Sends half of the answer, and the other half after a time.
-    pub(crate) fn pause(&self, to: &mut TcpStream, time: Duration) -> io::Result<()> {
-        self.send_half(to)?;
-        std::thread::sleep(time);
+    pub(crate) async fn pause(&self, to: &mut TcpStream, time: Duration) -> io::Result<()> {
+        self.send_half(to).await?;
+        sleep(time).await;
         let part = self.part();
-        to.write_all(&part[part.len() / 2..])
+        to.write_all(&part[part.len() / 2..]).await
     }
 
     /// Sends half of the answer, and then nothing for a time, which is long if `time` is zero.
-    pub(crate) fn stall(&self, to: &mut TcpStream, time: Duration) -> io::Result<()> {
-        self.send_half(to)?;
-        std::thread::sleep(if time.is_zero() { STALL } else { time });
-        to.shutdown(Shutdown::Both)?;
+    pub(crate) async fn stall(&self, to: &mut TcpStream, time: Duration) -> io::Result<()> {
+        self.send_half(to).await?;
+        sleep(if time.is_zero() { STALL } else { time }).await;
         Err(io::ErrorKind::ConnectionReset.into())
     }
 }
 
 /// Writes all parts, in as few calls as the system allows.
-fn write_all_vectored(to: &mut TcpStream, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+async fn write_all_vectored(to: &mut TcpStream, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
     // This leaves out empty parts, so that the loop ends where only they are left.
     IoSlice::advance_slices(&mut parts, 0);
     while !parts.is_empty() {
-        match to.write_vectored(parts) {
+        match to.write_vectored(parts).await {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => IoSlice::advance_slices(&mut parts, written),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }
     }

@@ -1,6 +1,8 @@
 //! Requests, read from a connection.
 
-use std::io::{self, BufRead, Read};
+use std::io;
+
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 
 /// Longest body that is accepted, so that a wrong length allocates nothing absurd.
 const LONGEST_BODY: u64 = 1 << 30;
@@ -40,9 +42,11 @@ impl Query {
 
 impl HttpRequest {
     /// Reads a request. Returns `None` at the end of the connection.
-    pub(crate) fn read(from: &mut impl BufRead) -> io::Result<Option<HttpRequest>> {
+    pub(crate) async fn read(
+        from: &mut (impl AsyncBufRead + Unpin),
+    ) -> io::Result<Option<HttpRequest>> {
         let mut line = String::new();
-        if from.read_line(&mut line)? == 0 {
+        if from.read_line(&mut line).await? == 0 {
             return Ok(None);
         }
         let mut words = line.split_whitespace();
@@ -60,7 +64,7 @@ impl HttpRequest {
         };
         loop {
             let mut header = String::new();
-            from.read_line(&mut header)?;
+            from.read_line(&mut header).await?;
             // The empty line that ends the headers has no colon.
             let Some((name, value)) = header.split_once(':') else {
                 break;
@@ -73,7 +77,7 @@ impl HttpRequest {
             .header("content-length")
             .and_then(|n| n.parse().ok());
         let length = length.unwrap_or(0).min(LONGEST_BODY);
-        from.take(length).read_to_end(&mut request.body)?;
+        from.take(length).read_to_end(&mut request.body).await?;
         Ok(Some(request))
     }
 

@@ -1,11 +1,20 @@
 //! The server: connections, and the requests that control it.
+//!
+//! One thread serves all connections. A measurement with many of them shares its processors with the server, so that each
+//! switch to another thread would count as a cost of the client.
 
-use std::io::{self, BufReader};
-use std::net::{TcpListener, TcpStream};
+use std::io;
+use std::net;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::io::BufReader;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
+use tokio::time::sleep;
 
 use crate::answer::Answer;
 use crate::credentials::Credentials;
@@ -17,6 +26,8 @@ use crate::store::{ObjectStoreState, RequestCounts};
 pub struct ObjectServer {
     port: u16,
     shared: Arc<Shared>,
+    /// Ends the thread when it is dropped.
+    stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -31,10 +42,12 @@ pub struct LoadedFolder<'a> {
     pub folder: &'a Path,
 }
 
+/// Time until a connection is accepted after one could not be.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
 #[derive(Default)]
 struct Shared {
     state: Mutex<ObjectStoreState>,
-    is_stopped: AtomicBool,
 }
 
 impl Shared {
@@ -62,30 +75,19 @@ impl ObjectServer {
         for one in folders {
             shared.state().load(one.bucket, one.prefix, one.folder)?;
         }
-        let listener = TcpListener::bind(("127.0.0.1", port))?;
+        let listener = net::TcpListener::bind(("127.0.0.1", port))?;
+        listener.set_nonblocking(true)?;
         let port = listener.local_addr()?.port();
-        let accepting = shared.clone();
-        let accept = move || {
-            for connection in listener.incoming().flatten() {
-                if accepting.is_stopped.load(Ordering::Relaxed) {
-                    return;
-                }
-                let shared = accepting.clone();
-                let serve = move || serve(connection, &shared);
-                // Without a thread the connection is closed, as by a server that is overloaded.
-                let _ = std::thread::Builder::new()
-                    .stack_size(256 << 10)
-                    .spawn(serve);
-            }
-        };
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let (stop, stopped) = oneshot::channel();
+        let of_thread = shared.clone();
+        let thread = std::thread::Builder::new().name("object-server".into());
+        let thread = thread.spawn(move || run(&runtime, listener, of_thread, stopped))?;
         Ok(ObjectServer {
             port,
             shared,
-            thread: Some(
-                std::thread::Builder::new()
-                    .name("accept".into())
-                    .spawn(accept)?,
-            ),
+            stop: Some(stop),
+            thread: Some(thread),
         })
     }
 
@@ -135,32 +137,59 @@ impl ObjectServer {
 
 impl Drop for ObjectServer {
     fn drop(&mut self) {
-        self.shared.is_stopped.store(true, Ordering::Relaxed);
-        // The connection ends the wait for one.
-        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
+/// Serves until the server is dropped. All connections end with the runtime.
+fn run(
+    runtime: &Runtime,
+    listener: net::TcpListener,
+    shared: Arc<Shared>,
+    stopped: oneshot::Receiver<()>,
+) {
+    runtime.block_on(async {
+        let Ok(listener) = TcpListener::from_std(listener) else {
+            return;
+        };
+        tokio::spawn(accept(listener, shared));
+        // It ends with an error when the sender is dropped.
+        let _ = stopped.await;
+    });
+}
+
+/// Serves each connection in a task of its own.
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    loop {
+        match listener.accept().await {
+            Ok((connection, _)) => {
+                let shared = shared.clone();
+                tokio::spawn(async move { serve(connection, &shared).await });
+            }
+            // Without a descriptor for it, the connection waits.
+            Err(_) => sleep(ACCEPT_PAUSE).await,
+        }
+    }
+}
+
 /// Answers the requests of a connection until it ends.
-fn serve(mut connection: TcpStream, shared: &Shared) {
-    let Ok(reading) = connection.try_clone() else {
-        return;
-    };
+async fn serve(connection: TcpStream, shared: &Shared) {
     // An answer may take several writes. Otherwise each would wait until the client acknowledges the one before.
     let _ = connection.set_nodelay(true);
-    let mut requests = BufReader::new(reading);
-    while let Ok(Some(request)) = HttpRequest::read(&mut requests) {
+    let mut connection = BufReader::new(connection);
+    while let Ok(Some(request)) = HttpRequest::read(&mut connection).await {
+        let to = connection.get_mut();
         let done = if request.path.starts_with("-/") {
-            control(&request, shared).send(&mut connection, false)
+            control(&request, shared).send(to, false).await
         } else if let Some(of_metadata) = metadata(&request, shared) {
-            of_metadata.send(&mut connection, false)
+            of_metadata.send(to, false).await
         } else {
-            answer(&request, shared, &mut connection)
+            answer(&request, shared, to).await
         };
-        if done.is_err() || shared.is_stopped.load(Ordering::Relaxed) {
+        if done.is_err() {
             return;
         }
     }
@@ -178,59 +207,86 @@ fn metadata(request: &HttpRequest, shared: &Shared) -> Option<Answer> {
 }
 
 /// Answers a request of a client, with the faults that are set.
-fn answer(request: &HttpRequest, shared: &Shared, connection: &mut TcpStream) -> io::Result<()> {
+async fn answer(
+    request: &HttpRequest,
+    shared: &Shared,
+    connection: &mut TcpStream,
+) -> io::Result<()> {
     let (bucket, key) = request.object();
-    let mut state = shared.state();
     match request.method.as_str() {
-        "PUT" => state.put(bucket, key, &request.body),
-        "DELETE" => state.delete(bucket, key),
-        _ => {
-            // `read` takes the lock itself.
-            drop(state);
-            return read(request, shared, connection);
-        }
+        "PUT" => shared.state().put(bucket, key, &request.body),
+        "DELETE" => shared.state().delete(bucket, key),
+        _ => return read(request, shared, connection).await,
     }
-    drop(state);
-    Answer::new(200, Vec::new()).send(connection, false)
+    Answer::new(200, Vec::new()).send(connection, false).await
 }
 
 /// Answers a request that reads.
-fn read(request: &HttpRequest, shared: &Shared, connection: &mut TcpStream) -> io::Result<()> {
-    let (_, key) = request.object();
+async fn read(
+    request: &HttpRequest,
+    shared: &Shared,
+    connection: &mut TcpStream,
+) -> io::Result<()> {
     let is_head = request.method == "HEAD";
-    let mut state = shared.state();
-    let credentials = state.credentials.clone();
-    let (faults, mut fault) = (state.faults.clone(), None);
-    if request.query.get("list-type").is_none() && request.method != "PROPFIND" {
-        if is_head {
-            state.counts.heads += 1;
-        } else {
-            state.counts.gets += 1;
-            state.counts.matched += u64::from(request.header("if-match").is_some());
-            fault = faults.of(state.counts.gets, key);
-        }
+    let Planned {
+        answer,
+        fault,
+        faults,
+        is_accepted,
+    } = plan(request, &mut shared.state());
+    if !faults.latency.is_zero() {
+        sleep(faults.latency).await;
     }
-    let answer = state.answer(request);
-    // The lock is not held during the latency, so that other requests are answered meanwhile.
-    drop(state);
-    std::thread::sleep(faults.latency);
     if faults.down {
         return Err(io::ErrorKind::ConnectionReset.into());
     }
     if let Some((status, code)) = &faults.refuse {
-        return Answer::error(*status, code).send(connection, is_head);
+        return Answer::error(*status, code).send(connection, is_head).await;
     }
-    let is_accepted = |credentials: &Credentials| credentials.are_used_by(request);
-    if !credentials.is_empty() && !credentials.iter().any(is_accepted) {
-        return Credentials::refuse(request).send(connection, is_head);
+    if !is_accepted {
+        return Credentials::refuse(request).send(connection, is_head).await;
     }
     match fault {
-        Some(Fault::Error) => Answer::error(503, "SlowDown").send(connection, is_head),
-        Some(Fault::Reset) => answer.break_off(connection),
-        Some(Fault::Stall) => answer.stall(connection, faults.stall),
-        Some(Fault::Pause) => answer.pause(connection, faults.stall),
-        Some(Fault::WrongRange) => shifted(answer).send(connection, is_head),
-        None => answer.send(connection, is_head),
+        Some(Fault::Error) => {
+            let busy = Answer::error(503, "SlowDown");
+            busy.send(connection, is_head).await
+        }
+        Some(Fault::Reset) => answer.break_off(connection).await,
+        Some(Fault::Stall) => answer.stall(connection, faults.stall).await,
+        Some(Fault::Pause) => answer.pause(connection, faults.stall).await,
+        Some(Fault::WrongRange) => shifted(answer).send(connection, is_head).await,
+        None => answer.send(connection, is_head).await,
+    }
+}
+
+/// The answer to a request that reads, and what goes wrong with it.
+struct Planned {
+    answer: Answer,
+    fault: Option<Fault>,
+    faults: Faults,
+    /// `true` if the request has used credentials that are accepted.
+    is_accepted: bool,
+}
+
+/// Counts a request that reads, and decides how to answer it.
+fn plan(request: &HttpRequest, state: &mut ObjectStoreState) -> Planned {
+    let (_, key) = request.object();
+    let mut fault = None;
+    if request.query.get("list-type").is_none() && request.method != "PROPFIND" {
+        if request.method == "HEAD" {
+            state.counts.heads += 1;
+        } else {
+            state.counts.gets += 1;
+            state.counts.matched += u64::from(request.header("if-match").is_some());
+            fault = state.faults.of(state.counts.gets, key);
+        }
+    }
+    let mut accepted = state.credentials.iter();
+    Planned {
+        fault,
+        faults: state.faults.clone(),
+        is_accepted: state.credentials.is_empty() || accepted.any(|one| one.are_used_by(request)),
+        answer: state.answer(request),
     }
 }
 
