@@ -130,8 +130,8 @@ impl SeenThroughput {
 const BUSY: f64 = 0.9;
 /// Factor on a computed number of threads, because samples differ.
 const MARGIN: f64 = 1.25;
-/// Factor on a computed number of threads above which a pool has too many. It is computed anew from each interval. If
-/// every lower result counted, the lowest of them would remain, with which processors wait for storage now and then.
+/// Factor on a computed number of threads above which a pool has too many. Each interval gives another number. A pool that
+/// followed every lower one would keep the lowest, and with that its processors would wait for storage in other intervals.
 const SURPLUS: f64 = 1.25;
 /// Part of the work below which waiting may be an artefact of reading the clock.
 const LITTLE: f64 = 0.05;
@@ -211,7 +211,7 @@ impl Balance {
         let at_work = (seen.prepare_s + seen.fetch_s) / seen.seconds;
         let wanted = wanted(cpus, seen).clamp(cpus, self.most);
         if busy >= BUSY * f64::from(cpus) || seen.fetched == 0 {
-            // Processors are the bottleneck, so many more threads than the formula gives would only hold memory.
+            // Processors are the bottleneck, so threads far beyond those of the formula would only hold memory.
             if wanted == cpus || f64::from(self.threads) > SURPLUS * f64::from(wanted) {
                 self.change(wanted);
             }

@@ -1,7 +1,7 @@
 //! The server: connections, and the requests that control it.
 //!
-//! One thread serves all connections. A measurement with many of them shares its processors with the server, so that each
-//! switch to another thread would count as a cost of the client.
+//! One thread serves all connections. In a benchmark, the client shares its processors with the server. A thread for each
+//! connection would be woken twice for each answer, and the switches would cost the client processor time.
 
 use std::io;
 use std::net;
@@ -22,6 +22,9 @@ use crate::faults::{Fault, Faults};
 use crate::request::HttpRequest;
 use crate::store::{ObjectStoreState, RequestCounts};
 
+/// Time until the next attempt, after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
 /// A server on a port of this machine. It ends when it is dropped.
 pub struct ObjectServer {
     port: u16,
@@ -41,9 +44,6 @@ pub struct LoadedFolder<'a> {
     /// The folder.
     pub folder: &'a Path,
 }
-
-/// Time until a connection is accepted after one could not be.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Default)]
 struct Shared {
@@ -169,7 +169,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
                 let shared = shared.clone();
                 tokio::spawn(async move { serve(connection, &shared).await });
             }
-            // Without a descriptor for it, the connection waits.
+            // There may be no descriptor for it now. It waits until there is one.
             Err(_) => sleep(ACCEPT_PAUSE).await,
         }
     }
