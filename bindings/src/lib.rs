@@ -6,7 +6,6 @@
 //! | `operators` | arguments of operators from Python, and the same calls back for pickles |
 //! | `loader` | one rank of a job: epochs, batches, state |
 //! | `options` | the loader's options, read from Python's named tuples |
-//! | `preparation` | announcement of a dataset before its loader is used |
 //! | `credentials` | credentials of stores that Python code of the job makes |
 //! | `connect` | the coordinator's paths, and the program that starts it |
 //! | `device` | batches on the job's GPU |
@@ -44,7 +43,6 @@ mod loader;
 mod operators;
 mod options;
 mod pipeline;
-mod preparation;
 mod worker;
 
 use pyo3::prelude::*;
@@ -68,8 +66,6 @@ mod _coprep {
         PyPipeline, arrays, audio_folder, files, image_folder, parquet, restore, tokens,
         user_dataset, web_dataset,
     };
-    #[pymodule_export]
-    use crate::preparation::PyPreparation;
     #[pymodule_export]
     use crate::worker::{SampleTask, WorkerLink, keep_freed_memory, sample_key};
     use pyo3::prelude::*;

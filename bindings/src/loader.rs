@@ -1,17 +1,18 @@
 //! One rank of a job, for Python.
 
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use coprep_client::device::UserStream;
 use coprep_client::loader::LoaderOptions;
-use coprep_client::{DeviceEvent, Error, ErrorKind, Event, Loader, POLL_INTERVAL};
+use coprep_client::{DeviceEvent, Error, ErrorKind, Event, JobCode, Loader, POLL_INTERVAL};
 use coprep_protocol::id_set;
-use coprep_protocol::message::SampleError;
+use coprep_protocol::message::{SampleError, UserCode};
 use coprep_protocol::poll_interval::poll_every;
 use coprep_protocol::spec::{Field, NUMBER};
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::array::PyArray;
@@ -19,9 +20,8 @@ use crate::connect::{coordinator_paths, program};
 use crate::credentials::link_of;
 use crate::device::{PyDeviceBatch, device_options};
 use crate::errors::{raise, signals, warnings};
-use crate::options::{PythonOptions, RankOption, ResumeFrom, ids_of, optional};
+use crate::options::{PythonOptions, RankOption, ResumeFrom, field, ids_of, optional};
 use crate::pipeline::PyPipeline;
-use crate::preparation::{Launch, PyPreparation};
 
 /// Longest time to find a coordinator again, or to start one.
 const RECONNECT: Duration = Duration::from_secs(60);
@@ -72,16 +72,40 @@ fn warn_skipped(py: Python<'_>, example: SampleError) -> PyResult<()> {
     Ok(())
 }
 
-/// Asks Python for the packed dataset. An exception ends the wait of the loader, which raises it.
-fn packed(pack: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
-    let bytes = Python::attach(|py| {
-        pack.call0(py)?
-            .extract::<PyBackedBytes>(py)
-            .map_err(PyErr::from)
-    });
-    let bytes =
-        bytes.map_err(|e: PyErr| Error::new(ErrorKind::Interrupted, "interrupted").because(e))?;
-    Ok(Box::new(bytes))
+/// The job's own code, as Python's `coprep._servers.JobCode`. An exception ends the call of the loader, which raises it.
+struct PyJobCode(Py<PyAny>);
+
+impl JobCode for PyJobCode {
+    fn is_current(&self) -> Result<bool, Error> {
+        Python::attach(|py| self.0.call_method0(py, "is_current")?.extract(py)).map_err(interrupted)
+    }
+
+    fn start_server(&self, socket: UnixStream) -> Result<(), Error> {
+        let started = Python::attach(|py| {
+            self.0
+                .call_method1(py, "start_server", (socket.as_raw_fd(),))
+                .map(drop)
+        });
+        started.map_err(interrupted)
+    }
+
+    fn server_ends(&self, pid: u32) {
+        // It only reaps a process, and reports no error.
+        Python::attach(|py| drop(self.0.call_method1(py, "server_ends", (pid,))));
+    }
+}
+
+fn interrupted(error: PyErr) -> Error {
+    Error::new(ErrorKind::Interrupted, "interrupted").because(error)
+}
+
+/// Returns the way to run the code of a `coprep._servers.JobCode`.
+fn user_code(code: &Bound<'_, PyAny>) -> PyResult<UserCode> {
+    Ok(UserCode {
+        workers: field(code, "workers")?,
+        sample_timeout_ms: field(code, "sample_timeout_ms")?,
+        is_persistent: field(code, "is_persistent")?,
+    })
 }
 
 #[pymethods]
@@ -91,25 +115,23 @@ impl PyLoader {
     /// - `options`: a `coprep._options.JobOptions`.
     /// - `rank_id`: a `coprep._ranks.RankId`.
     /// - `resume`: a `coprep._options.ResumeFrom`.
-    /// - `code`: the start of worker processes, and a function that returns the packed dataset.
-    /// - `preparation`: an announcement, which the loader takes over.
+    /// - `code`: a `coprep._servers.JobCode`, if worker processes make the samples.
     #[new]
-    #[pyo3(signature = (pipeline, options, *, rank_id, resume, code, preparation))]
+    #[pyo3(signature = (pipeline, options, *, rank_id, resume, code))]
     fn new(
         py: Python<'_>,
         pipeline: &PyPipeline,
         options: &Bound<'_, PyAny>,
         rank_id: &Bound<'_, PyAny>,
         resume: Option<&Bound<'_, PyAny>>,
-        code: Option<(Launch, Py<PyAny>)>,
-        preparation: Option<Bound<'_, PyPreparation>>,
+        code: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let mut spec = pipeline.spec.clone();
         let device = optional(options, "device", |form| device_options(form, &mut spec))?;
         let mut options = PythonOptions::read(options)?;
         let rank = RankOption::read(rank_id)?;
         let mut resume = resume.map(ResumeFrom::read).transpose()?;
-        let (launch, pack) = code.unzip();
+        let user_code = code.as_ref().map(user_code).transpose()?;
         let has_others = rank.world_size > 1;
         let order = resume.as_mut().and_then(|resume| resume.order.take());
         let credentials = link_of(
@@ -126,10 +148,9 @@ impl PyLoader {
             program: program(py),
             // Infinity, or a number beyond the range, means no limit.
             timeout: Duration::try_from_secs_f64(options.timeout).unwrap_or(Duration::MAX),
-            attach: options.attach_request(spec, variables, rank, resume, launch.map(Launch::into)),
+            attach: options.attach_request(spec, variables, rank, resume, user_code),
             device,
-            code: pack
-                .map(|pack| Arc::new(move || packed(&pack)) as Arc<coprep_client::loader::Code>),
+            code: code.map(|code| Arc::new(PyJobCode(code.unbind())) as Arc<dyn JobCode>),
             reconnect: RECONNECT,
             interrupt_check: signals(),
             notice: warnings(),
@@ -138,10 +159,6 @@ impl PyLoader {
         if let Some(order) = order {
             let ids = ids_of(&order).collect();
             client.resume_order(ids).map_err(raise)?;
-        }
-        let prepared = preparation.and_then(|preparation| preparation.get().hand_over());
-        if let Some(prepared) = prepared {
-            client.use_preparation(prepared).map_err(raise)?;
         }
         Ok(PyLoader { client, has_others })
     }
@@ -260,6 +277,11 @@ impl PyLoader {
             counts.set_item("not_shared", why)?;
         }
         Ok(counts)
+    }
+
+    /// Announces that the user iterates no epoch any more, and has not been given all of the last one.
+    fn leave_pass(&self, py: Python<'_>) {
+        py.detach(|| self.client.leave_pass(false));
     }
 
     /// Leaves the coordinator.

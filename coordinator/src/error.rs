@@ -27,12 +27,7 @@ pub enum ErrorKind {
     /// A thread panicked.
     Defect,
     /// The process that runs the jobs' own code was killed.
-    ForkServerKilled {
-        /// Description of the end of the process.
-        how: String,
-        /// The step that it was doing.
-        doing: String,
-    },
+    ForkServerKilled,
     /// Something takes longer than its limit.
     Late,
     /// The socket, a lock or a thread failed.
@@ -95,7 +90,7 @@ where
 }
 
 /// Adds the settings that help, if the error is a shortage of memory.
-pub(crate) fn with_settings(error: Error) -> Error {
+fn with_settings(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Shortage => error.with_remedy(SETTINGS),
         _ => error,
@@ -124,22 +119,13 @@ pub(crate) fn defect(what: impl Into<String>) -> Error {
 }
 
 /// Returns the error that each of several processes that ran the jobs' own code was killed.
-pub(crate) fn fork_server_killed(how: &str, doing: &str, attempts: u32) -> Error {
-    let times = match attempts {
-        0 | 1 => String::new(),
-        many => format!(" in each of {many} attempts"),
-    };
-    let kind = ErrorKind::ForkServerKilled {
-        how: how.to_owned(),
-        doing: doing.to_owned(),
-    };
+pub(crate) fn fork_server_killed(how: &str, doing: &str) -> Error {
     Error::new(
-        kind,
-        format!("the process that runs the dataset's code {how}{times}, while it was {doing}"),
+        ErrorKind::ForkServerKilled,
+        format!("the process that runs the dataset's code {how}, while it was {doing}"),
     )
     .with_remedy(
-        "if it was killed for want of memory, give the job or its container more; else its output in the coordinator's \
-         log says what happened",
+        "if it was killed for want of memory, give the job or its container more; else its output says what happened",
     )
 }
 

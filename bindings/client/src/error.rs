@@ -48,6 +48,8 @@ pub enum ErrorKind {
     Memory(coprep_shared_memory::ErrorKind),
     /// The coordinator sent a message that violates the protocol.
     ProtocolViolation,
+    /// The job's own code has to be started, which only a thread of the job itself may do.
+    WrongThread,
     /// An argument is wrong.
     Invalid,
 }

@@ -7,7 +7,6 @@
 //! | [`control`] | makes the requests of commands: status, stop, describe, drop caches, warm |
 //! | [`loader`] | attaches, takes items, makes batches of them, records the samples that were given, reconnects |
 //! | [`credentials`] | gives credentials that exist only in the job's process |
-//! | [`preparation`] | tells the coordinator early which user code will be needed |
 //! | [`batch`] | a batch and its memory: a view of a staging buffer, or a private copy |
 //! | [`device`] | batches on the job's GPU |
 //!
@@ -52,7 +51,6 @@ mod error;
 mod launch;
 pub mod loader;
 mod notice;
-pub mod preparation;
 mod raw;
 mod stats;
 mod timeout;
@@ -60,8 +58,7 @@ mod timeout;
 pub use batch::{Array, Batch};
 pub use connection::Connection;
 pub use error::{Error, ErrorKind, Interrupt, Result, not_given};
-pub use loader::{DeviceEvent, Event, Loader};
+pub use loader::{DeviceEvent, Event, JobCode, Loader};
 pub use notice::{Notice, no_notice};
-pub use preparation::Preparation;
 pub use stats::Stats;
 pub use timeout::{InterruptCheck, POLL_INTERVAL, no_interrupt};

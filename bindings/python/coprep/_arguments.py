@@ -159,11 +159,10 @@ def check_workers(
     prefetch_factor: int | None,
     persistent_workers: bool,
     multiprocessing_context: Any,
-) -> bool:
+) -> None:
     """Refuses the combinations that PyTorch refuses.
 
-    The messages begin as PyTorch's do, so that a search for them finds answers. Returns whether each worker loads the
-    dataset anew.
+    The messages begin as PyTorch's do, so that a search for them finds answers.
     """
     if num_workers is not None and integer("num_workers", num_workers, -(2**31), 2**31 - 1) < 0:
         raise ValueError(
@@ -181,7 +180,7 @@ def check_workers(
     if num_workers == 0 and persistent_workers:
         raise ValueError("persistent_workers needs workers: num_workers=0 makes samples in this process")
     if multiprocessing_context is None:
-        return False
+        return
     if num_workers == 0:
         raise ValueError(
             "multiprocessing_context can only be used with multi-process loading (num_workers > 0), but got "
@@ -200,7 +199,6 @@ def check_workers(
             f"multiprocessing_context option should specify a valid start method in {_START_METHODS}, but got "
             f"multiprocessing_context={method!r}"
         )
-    return bool(method != "fork")
 
 
 def check_exclusive(batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: Any, drop_last: bool) -> None:

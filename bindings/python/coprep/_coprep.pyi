@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, overload
 
 from coprep._options import JobOptions, ResumeFrom
 from coprep._ranks import RankId
-from coprep._usercode import Launch
+from coprep._servers import JobCode
 
 __version__: str
 MOST_DRAWS: int
@@ -272,8 +272,7 @@ class Loader:
         *,
         rank_id: RankId,
         resume: ResumeFrom | None,
-        code: tuple[Launch, Callable[[], bytearray]] | None,
-        preparation: Preparation | None,
+        code: JobCode | None,
     ) -> None: ...
     def start_epoch(self, order: bytes | None = None) -> int: ...
     @overload
@@ -285,16 +284,9 @@ class Loader:
     def state(self) -> JobState: ...
     def epoch(self) -> int: ...
     def stats(self) -> dict[str, Any]: ...
+    def leave_pass(self) -> None:
+        """Announces that the user iterates no epoch any more, and has not been given all of the last one."""
     def close(self) -> None: ...
-
-class Preparation:
-    """Announces a dataset, so that the coordinator imports its modules early.
-
-    The announcement holds as long as this object lives and no loader has taken it over. A coordinator is started if
-    there is none. All of this happens in the background and never fails.
-    """
-
-    def __init__(self, launch: Launch, *, dataset: str, name: str, socket: str | os.PathLike[str] | None) -> None: ...
 
 class CredentialLink:
     """The link over which a thread of the job gives credentials to the coordinator."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from coprep import _coprep
 from coprep._batches import NOTHING, Make, users_exception
-from coprep._errors import SampleError
+from coprep._errors import DatasetChanged, SampleError
 
 
 class Epoch(Iterator[Any]):
@@ -20,6 +21,7 @@ class Epoch(Iterator[Any]):
         stream: returns the GPU and its stream for batches, or ``None`` if the native loader gives them on the host.
         length: returns the number of batches in the epoch. It may raise if that is unknown.
         is_current: returns whether no later pass of the same loader has begun.
+        move: leaves the stream for one of the changed dataset, and returns the native loader that is there.
         failed: the error of the first samples, if the epoch could not begin because of it.
     """
 
@@ -32,6 +34,7 @@ class Epoch(Iterator[Any]):
         *,
         length: Callable[[], int],
         is_current: Callable[[], bool],
+        move: Callable[[], _coprep.Loader],
         failed: SampleError | None,
     ) -> None:
         self._native = native
@@ -40,6 +43,7 @@ class Epoch(Iterator[Any]):
         self._stream = stream
         self._length = length
         self._is_current = is_current
+        self._move = move
         self._failed = failed
         self._failures = 0
         self._over = False
@@ -54,7 +58,15 @@ class Epoch(Iterator[Any]):
 
     def _shutdown_workers(self) -> None:
         """Ends the pass. Programs call this on PyTorch's iterator to end its workers."""
-        self._over = True
+        if not self._over:
+            self._over = True
+            if self._is_current():
+                self._native.leave_pass()
+
+    def __del__(self) -> None:
+        # The interpreter may be ending.
+        with contextlib.suppress(Exception):
+            self._shutdown_workers()
 
     def __next__(self) -> Any:
         while not self._over:
@@ -67,6 +79,9 @@ class Epoch(Iterator[Any]):
             except SampleError as error:
                 raised = users_exception(error)
                 raise raised from raised.__cause__
+            except DatasetChanged:
+                self._native = self._move()
+                continue
             if arrays is None:
                 break
             batch = self._make(arrays, self._native)

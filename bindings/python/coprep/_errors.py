@@ -44,6 +44,10 @@ class StorageError(CoprepError):
     """
 
 
+class DatasetChanged(CoprepError):
+    """The dataset has changed since the job joined its stream, so that the job cannot make samples for the stream."""
+
+
 class CannotTravel(TypeError):
     """A part of a dataset cannot be pickled, so that no other process can make its samples."""
 

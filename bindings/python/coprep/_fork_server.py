@@ -1,7 +1,8 @@
-"""A process that loads a user's dataset once, and forks the workers that run it.
+"""A process that has a user's dataset, and forks the workers that make its samples.
 
-A zygote (``_zygote.py``) forks the fork servers. A fork server runs user code only to load the dataset, so that its
-workers begin as in a fork of the training script. Only workers (``_worker.py``) make samples.
+A job forks it from itself (``_servers.py``), so it knows what the job knew at that moment. It runs no user code, except
+that a new interpreter loads the dataset, so that its workers begin as in a fork of the training script. Only workers
+(``_worker.py``) make samples.
 """
 
 from __future__ import annotations
@@ -9,63 +10,83 @@ from __future__ import annotations
 import gc
 import mmap
 import os
-import pickle
 import signal
 import socket
 import sys
 import traceback
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 from coprep import _exchange
-from coprep._processes import Parent, end, fork
-from coprep._program import PROGRAM, Delivery, Program, load_program
+from coprep._processes import Parent, fork, leave_parent, reset_signals
+from coprep._program import Program
 from coprep._worker import Layout, Start, run_worker
 
 
-def run_fork_server(control: socket.socket) -> NoReturn:
-    """Runs a fork server until the coordinator hangs up, and ends the process."""
-    status = 0
+class Source(NamedTuple):
+    """The user's code that a fork server has."""
+
+    load: Callable[[], Program]
+    """Returns the code. It is called in each worker."""
+    samples: int
+    """Length of the dataset."""
+    collects: bool
+    """``True`` if garbage is collected in workers, as it is in the job."""
+
+
+def run_fork_server(control: socket.socket, load: Callable[[], Source], job: int | None) -> NoReturn:
+    """Runs a fork server in this process, and ends the process.
+
+    Args:
+        control: socket over which the coordinator asks.
+        load: returns the user's code.
+        job: process id of the parent, if this process was forked from the job itself.
+    """
+    status = 1
     try:
-        _ForkServer(control).run()
+        # Ctrl-Z and a hang-up of the terminal are the job's.
+        os.setsid()
+        reset_signals()
+        leave_parent()
+        _ForkServer(control, None if job is None else _watched(job)).serve(load)
+        status = 0
     except ConnectionError:
         # The coordinator hung up while it was sent something, which is the usual end.
-        pass
+        status = 0
     except BaseException:
-        status = 1
         traceback.print_exc()
-    end(status)
+    finally:
+        # Nothing of the job's runs here: no `atexit`, and no `__del__` of the dataset.
+        os._exit(status)
+
+
+def _watched(job: int) -> int:
+    """Returns a descriptor of the job's process, with which this one ends."""
+    process = os.pidfd_open(job)
+    # If the job has ended meanwhile, the number may be another process's.
+    if os.getppid() != job:
+        os._exit(1)
+    return process
 
 
 class _ForkServer(Parent):
-    def __init__(self, control: socket.socket) -> None:
-        super().__init__(control)
-        self._sent = memoryview(b"")
-        self._program: Program | None = None
+    def __init__(self, control: socket.socket, job: int | None) -> None:
+        super().__init__(control, job)
         self._layout: Layout | None = None
 
-    def _load(self) -> None:
-        with os.fdopen(self._channel.descriptors.pop(0), "rb") as file:
-            # The mapping is private and writable: user code that writes to its arrays gets its own copy of the page.
-            self._sent = memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
-        delivery = Delivery(*pickle.loads(self._sent))
-        sys.argv[:] = delivery.argv
-        samples = delivery.samples
-        if not delivery.spawn or samples is None:
-            program = load_program(self._sent[PROGRAM:])
-            before = os.listdir("/proc/self/fd")
-            samples = len(program.dataset)
-            if not delivery.spawn:
-                # A file that `__len__` opened would have one position in all workers, which each of them moves.
-                is_clean = sorted(os.listdir("/proc/self/fd")) == sorted(before)
-                self._program = program if is_clean else load_program(self._sent[PROGRAM:])
-        # The collector writes to the objects that it visits, which would copy their pages in every worker. Frozen
-        # objects are not visited.
-        gc.collect()
-        gc.freeze()
-        self._send_event("loaded", samples=samples)
+    def serve(self, load: Callable[[], Source]) -> None:
+        """Serves the coordinator until it hangs up."""
+        try:
+            self._source = load()
+        except Exception as error:
+            self._report_failure("load", None, error)
+            return
+        me = os.pidfd_open(os.getpid())
+        self._send_event("ready", (me,), pid=os.getpid(), samples=self._source.samples)
+        os.close(me)
+        self.run()
 
     def _map(self, **layout: Any) -> None:
-        self._unmap()
         file = self._channel.descriptors.pop(0)
         # The whole file, since large samples lie behind the buffers.
         memory = mmap.mmap(file, 0)
@@ -76,11 +97,6 @@ class _ForkServer(Parent):
         self._layout = Layout(memory=memory, structure=structure, **layout)
         self._send_event("mapped")
 
-    def _unmap(self) -> None:
-        if self._layout is not None:
-            self._layout.memory.close()
-            self._layout = None
-
     def _fork(self, worker: int, id: int, workers: int, scratch: int, task_table: bool) -> None:
         listed = self._channel.descriptors.pop(0) if task_table else None
         files = [self._channel.descriptors.pop(0) for _ in range(scratch)]
@@ -90,16 +106,15 @@ class _ForkServer(Parent):
         if pid == 0:
             self.close()
             theirs.close()
-            run_worker(Start(self._program_of_worker, self._layout, ours, listed, files, id, workers, fork_server))
+            if self._source.collects:
+                gc.enable()
+            run_worker(Start(self._source.load, self._layout, ours, listed, files, id, workers, fork_server))
         ours.close()
         for descriptor in files if listed is None else [listed, *files]:
             os.close(descriptor)
-        self._adopt(pid, worker)
-        self._send_event("forked", (theirs.fileno(),), worker=worker, pid=pid)
+        process = self._adopt(pid, worker)
+        self._send_event("forked", (theirs.fileno(), process), worker=worker, pid=pid)
         theirs.close()
-
-    def _program_of_worker(self) -> Program:
-        return self._program or load_program(self._sent[PROGRAM:])
 
     def _kill(self, worker: int) -> None:
         self._end_child(worker)
@@ -129,6 +144,4 @@ def _failed(what: str, error: Exception) -> str:
             f"make the module {error.name!r} importable in a new process that has this job's sys.path "
             "(install it, or put its folder into PYTHONPATH)"
         )
-    elif isinstance(error, AttributeError):
-        remedy = "what the dataset is made of must be defined when its module is imported"
     return f"the dataset cannot be loaded in a worker process: {_exchange.describe(error)}\nRemedy: {remedy}"

@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from coprep import _arguments as arguments
-from coprep._errors import CannotTravel
 from coprep._loader import DataLoader
 from coprep._ranks import GivenRank
 from coprep._unshared import torch_class
@@ -182,16 +181,8 @@ class _AsPyTorch(DataLoader[Any]):
         return iter(self)
 
     def __iter__(self) -> Iterator[Any]:
-        try:
-            iterator = super().__iter__()
-            return iterator if self._notes is None else _Noting(iterator, iter(self._notes))
-        except CannotTravel as error:
-            if self._options.subset is not None and self._sampler is self._batch_sampler is None:
-                raise  # PyTorch has no such argument.
-            self._private = self._unshared(str(error), shuffle=self._shuffle)
-            # It may be attached already, since a dataset is pickled only once the coordinator asks for it.
-            self.close()
-        return self._unshared_batches()
+        iterator = super().__iter__()
+        return iterator if self._notes is None else _Noting(iterator, iter(self._notes))
 
     def state_dict(self) -> dict[str, Any]:
         # Libraries ask every loader that has this method, even one that has not begun and has no state.

@@ -19,10 +19,11 @@ from coprep import _coprep, _sharing, _state
 from coprep._batches import Images, InJob, Iterated, Make, Samples, framework_of, pinner, samples_errors
 from coprep._device import Gpu, ImageForm, gpu_of, shares_uploads
 from coprep._epoch import Epoch
-from coprep._errors import CacheWarning, CoprepError, SampleError
+from coprep._errors import CacheWarning, CoprepError, DatasetChanged, SampleError, UnsharedWarning
 from coprep._options import DeviceForm, JobOptions, ResumeFrom
 from coprep._orders import CannotBeShared, OwnOrder
 from coprep._ranks import GivenRank
+from coprep._servers import JobCode, reap
 from coprep._torch_interface import TorchInterface, default_collate
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ _TIMEOUT = 600.0
 """Seconds to wait if no ``timeout`` is given."""
 _LONGEST = 1e7
 """Longest ``timeout`` in seconds (116 days). A longer one, infinity too, is cut to this."""
-_preparations: weakref.WeakKeyDictionary[DataLoader[Any], _coprep.Preparation] = weakref.WeakKeyDictionary()
-"""Preparations of loaders that are not connected yet. Not attributes, since such a loader can be pickled."""
 _to_close: weakref.WeakSet[DataLoader] = weakref.WeakSet()
 """Loaders that are closed when this process ends: of jobs with several ranks, and with batches on a GPU."""
 
@@ -73,14 +72,14 @@ class DataLoader(TorchInterface, Generic[T_co]):
     annotates a loader of samples of type ``T``, as in PyTorch.
 
     Each pass is an epoch: every sample of the job's set exactly once. A loader joins a stream when it is first used
-    (iteration, ``len``, ...); the first loader starts the coordinator. The coordinator begins to import the modules of
-    a Python dataset as soon as its loader is made, in the background, so that the first batch need not wait for that.
+    (iteration, ``len``, ...); the first loader starts the coordinator.
 
     - The batches of a **native pipeline** (``coprep.ImageFolder(...)...``) are ``(images, labels)``: images are uint8,
       or after ``normalize`` float32 (or ``dtype``), of shape (batch, 3, height, width); labels are int64 of shape
       (batch,). Those of ``coprep.Tokens``, and of ``coprep.Arrays`` without labels, are one tensor.
     - The batches of a map-style **Python dataset** are what PyTorch's default collation, or ``collate_fn``, makes of
-      its samples. Worker processes that all jobs of the stream share run ``dataset[i]``.
+      its samples. Worker processes that all jobs of the stream share run ``dataset[i]``. They are forked from a job
+      that is in the stream, so they know what it has set.
     - An **IterableDataset** is shared in a ``cohort``, whose jobs get the batches of one iteration. Elsewhere it works
       by PyTorch's own loader, and shares nothing (:class:`UnsharedWarning`).
 
@@ -118,12 +117,14 @@ class DataLoader(TorchInterface, Generic[T_co]):
             batch (with a Python dataset: three times as long) gets a :class:`TimeoutError` that says who is awaited.
         worker_init_fn: called with its number in each worker that starts. Generators that it seeds have no effect on
             samples, and a warning says so: each sample is seeded anew.
-        multiprocessing_context: with ``"spawn"`` (or ``"forkserver"``) each worker loads the dataset anew; else it is
-            loaded once per stream, and workers are forked from there.
+        multiprocessing_context: the start method of workers, by default the program's, as in PyTorch: by ``"fork"``
+            they are copies of the job; by ``"spawn"`` and ``"forkserver"`` a new interpreter gets the dataset as a
+            pickle, and each worker loads it anew.
         generator: its seed is taken where ``seed`` is not given.
         prefetch_factor, in_order, pin_memory_device: accepted as by PyTorch. But the coordinator decides how far ahead
             it prepares, and batches always come in order (``order="relaxed"`` is for what ``in_order=False`` is for).
-        persistent_workers: do not look for changes of the dataset between epochs.
+        persistent_workers: workers stay between epochs, and changes of the dataset are not looked for. Otherwise
+            workers end when no job of the stream is in an epoch.
         transform: the random part of the preparation, called with ``dataset[i]``, which is cached.
         seed: keys order and augmentation. ``None`` takes the seed of the jobs that run already, so that trials of a
             search share; a number is shared only with jobs that give the same.
@@ -221,9 +222,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         arguments.functions(collate_fn=collate_fn, worker_init_fn=worker_init_fn, transform=transform)
         arguments.texts(name=name, group=group, cohort=cohort)
         arguments.optional("socket", socket, (str, bytes, os.PathLike), "a path")
-        spawn = arguments.check_workers(
-            num_workers, timeout, prefetch_factor, persistent_workers, multiprocessing_context
-        )
+        arguments.check_workers(num_workers, timeout, prefetch_factor, persistent_workers, multiprocessing_context)
         arguments.check_exclusive(batch_size, shuffle, sampler, batch_sampler, drop_last)
         self.dataset = dataset
         size = None if batch_size is None else arguments.integer("batch_size", batch_size, 1, 2**31 - 1)
@@ -295,8 +294,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
         if subset is not None:
             self._set_subset(subset)
         self._code: Any = None
+        self._job_code: JobCode | None = None
         self._identity: Any = None
-        self._make: Make = self._choose_maker(spawn, on_error == "skip", form)
+        self._make: Make = self._choose_maker(on_error == "skip", form)
         if self._gpu is not None:
             self._apply_gpu(self._gpu, form.on_device(shares_uploads(uploads)))
         # Batches that go to a GPU are pinned on their way, if they have to be.
@@ -308,7 +308,6 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self._has_warned = False
         self._finish_init()
         self._iteration = 0
-        self._prepare()
 
     # Interpreting the arguments.
 
@@ -408,7 +407,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         """Returns the number of samples of the dataset, or ``None`` if only the coordinator knows it."""
         return None if self._is_native or isinstance(self.dataset, str) else len(self.dataset)
 
-    def _choose_maker(self, spawn: bool, skip_errors: bool, form: ImageForm) -> Make:
+    def _choose_maker(self, skip_errors: bool, form: ImageForm) -> Make:
         """Returns the function that makes batches of the coordinator's arrays. Sets the code that workers run."""
         if self._is_native:
             return Images(self._framework, self._with_index, form, self._gpu)
@@ -416,7 +415,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
 
         if self._iterated is not None:
             made = Iterated(self._framework, self._collate, self._batched, self._gpu)
-            self._code = UserCode(self._batches(), None, None, whole=True, batched=self._batched, spawn=spawn)
+            context = self.multiprocessing_context
+            self._code = UserCode(self._batches(), None, None, whole=True, batched=self._batched, context=context)
             return made
         samples = Samples(self._framework, self._collate, self._batched, self._with_index, self._gpu)
         self._code = UserCode(
@@ -425,7 +425,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             self.worker_init_fn,
             whole=samples.whole,
             batched=samples.batched,
-            spawn=spawn,
+            context=self.multiprocessing_context,
             in_job=self._is_in_job,
         )
         if not self._is_in_job:
@@ -474,7 +474,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
             # The transform of an iterable dataset is part of its iteration, so nothing can be cached before it.
             split = self.transform is not None and self._iterated is None
             pipeline = identity.pipeline(split=split, in_job=in_job)
-            code = None if in_job else (self._launch(), self._code.packed)
+            code = None if in_job else self._new_job_code(identity.samples)
+        self._job_code = code
         options = self._options
         if self._is_in_job:
             # The coordinator has no values of this dataset to cache.
@@ -488,22 +489,60 @@ class DataLoader(TorchInterface, Generic[T_co]):
             rank_id=rank_id,
             resume=self._resume,
             code=code,
-            preparation=_preparations.pop(self, None),
         )
 
-    def _launch(self) -> Any:
-        # One process iterates the dataset for all jobs. PyTorch's workers are started by that process.
-        workers = 1 if self._iterated is not None else self._given_workers or 0
-        return self._code.launch(workers, self._limit)
+    def _new_job_code(self, samples: int | None) -> JobCode:
+        return JobCode(
+            self._code.program,
+            samples,
+            self.multiprocessing_context,
+            # One process iterates the dataset for all jobs. PyTorch's workers are started by that process.
+            workers=1 if self._iterated is not None else self._given_workers or 0,
+            sample_timeout=self._limit,
+            is_persistent=self.persistent_workers,
+            is_current=self._is_current,
+        )
 
-    def _prepare(self) -> None:
-        """Lets the coordinator import the dataset's modules while this job does something else."""
-        if self._private is not None or self._code is None or not self._code.is_preloaded or self._is_in_job:
-            return
-        # Importing early is only a head start. An error that lasts is raised when the loader is used.
-        with contextlib.suppress(Exception):
-            name, socket = self._options.name, self._options.socket
-            _preparations[self] = _coprep.Preparation(self._launch(), dataset=self._code.name, name=name, socket=socket)
+    def _is_current(self) -> bool:
+        """Returns whether workers that are forked now make the samples of the stream that this loader is in.
+
+        Raises:
+            DatasetChanged: they would not, and the loader has to leave the stream.
+        """
+        if self._code.identity() == self._identity:
+            return True
+        if self.persistent_workers:
+            return False
+        raise DatasetChanged
+
+    def _move(self) -> _coprep.Loader:
+        """Leaves the stream in mid-epoch for one of the dataset as it is now, and goes on with the rest of the epoch."""
+        if self._given_rank.resolve().world_size > 1 or self._cohort is not None:
+            raise CoprepError(
+                "the dataset was changed while an epoch was iterated, and new workers are needed. Ranks and members of a "
+                "cohort cannot go on with different datasets: change it between epochs, on all of them"
+            )
+        warnings.warn(
+            "the dataset was changed while an epoch was iterated, and its workers have ended: the rest of the epoch comes "
+            "from the dataset as it is now, and is not shared with jobs whose dataset differs",
+            UnsharedWarning,
+            stacklevel=4,
+        )
+        state = self.state_dict()
+        assert self._loader is not None
+        before, self._loader = self._loader, None
+        self._resume = _state.from_dict(
+            state, seed=self._options.seed, draws=self._options.draws, has_own_order=self._own_order is not None
+        )
+        before.close()
+        self._native.start_epoch(None)
+        self._settle()
+        return self._native
+
+    def _settle(self) -> None:
+        """Notes that the user's code may run, which may change the dataset."""
+        if self._job_code is not None:
+            self._job_code.was_just_compared = False
 
     def _follow_dataset(self) -> None:
         """Leaves the stream if the dataset has changed since the last epoch, so that the next epoch sees the changes.
@@ -514,6 +553,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
             return
         if self._code.identity() != self._identity:
             self._begin_anew()
+        elif self._job_code is not None:
+            self._job_code.was_just_compared = True
 
     def _follow_weights(self) -> None:
         """Leaves the stream if the sampler's weights have changed since the last epoch.
@@ -567,11 +608,13 @@ class DataLoader(TorchInterface, Generic[T_co]):
             # The other members of the cohort come to the same decision about their samplers.
             self._private = self._unshared(str(error))
             return self._unshared_batches()
+        reap()
         try:
             self._native.start_epoch(order)
         except SampleError as error:
             # As with PyTorch, the error of a sample is raised when its batch is asked for, and not here.
             failed = error
+        self._settle()
         self._iteration += 1
         if failed is None:
             # A failed start leaves no stream that could be asked.
@@ -584,6 +627,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             None if self._options.device is None or self._gpu is None else self._gpu.stream,
             length=self.__len__,
             is_current=lambda: self._iteration == number,
+            move=self._move,
             failed=failed,
         )
 
@@ -743,9 +787,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
     def close(self) -> None:
         """Leaves the coordinator. Batches that are held stay valid."""
         self._closed = True
-        _preparations.pop(self, None)
         if self._loader is not None:
             self._loader.close()
+            reap()
 
     def __enter__(self) -> DataLoader[T_co]:
         return self

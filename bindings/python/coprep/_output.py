@@ -1,7 +1,8 @@
-"""Standard output and error of the processes that run user code.
+"""Standard input, output and error of the processes that run user code.
 
-They are the coordinator's own, so a dataset prints into its log. A log that cannot be written costs no sample anything:
-its disk may be full, its pipe may be closed, or nobody may read it.
+They are those of the job that the processes were forked from, so a dataset prints where the job does. Other jobs need
+its samples too. So output that cannot be written costs no sample anything: the disk may be full, a pipe may be closed,
+or nobody may read it.
 """
 
 from __future__ import annotations
@@ -18,26 +19,37 @@ _TIMEOUT_MS = 1000
 """Time that a full pipe may take to have room again. A reader that is alive takes less."""
 
 
-def tolerate_failures() -> None:
-    """Lets ``sys.stdout`` and ``sys.stderr`` lose what cannot be written.
+def detach() -> None:
+    """Lets ``sys.stdout`` and ``sys.stderr`` lose what cannot be written, and ``sys.stdin`` be empty.
 
-    Otherwise ``print`` would raise an error in user code, or wait for ever.
+    Otherwise ``print`` would raise an error in user code, or wait for ever, and input would be taken from the job.
     """
     sys.stdout = _tolerant(sys.stdout)
     sys.stderr = _tolerant(sys.stderr)
+    if _is_standard(sys.stdin, 0):
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
 
 
 def _tolerant(stream: TextIO) -> TextIO:
-    if not isinstance(stream, io.TextIOWrapper):
-        # There is none if the process was started without this descriptor.
+    if not isinstance(stream, io.TextIOWrapper) or stream.closed:
+        # A program may have replaced it, or was started without this descriptor.
         return stream
     return io.TextIOWrapper(
         io.BufferedWriter(_Lossy(stream.fileno())),
         encoding=stream.encoding,
         errors=stream.errors,
-        # Python's unbuffered streams have no buffer that could write the rest of a part, so these get lines.
-        line_buffering=stream.line_buffering or stream.write_through,
+        # A worker is killed when its job has left, so what it printed must not wait in a buffer.
+        line_buffering=True,
     )
+
+
+def _is_standard(stream: Any, descriptor: int) -> bool:
+    """Returns whether a stream is open and has this descriptor, which may otherwise be a file of the user's."""
+    with contextlib.suppress(Exception):
+        return isinstance(stream, io.TextIOWrapper) and not stream.closed and stream.fileno() == descriptor
+    return False
 
 
 class _Lossy(io.FileIO):

@@ -1,14 +1,14 @@
-"""Processes that fork others on request, and end with their parents: zygotes and fork servers.
+"""Processes that are forked from others: fork servers and workers.
 
-``coordinator/protocol/src/code.rs`` describes the messages. A worker ends with its fork server, the fork server with
-its zygote, and the zygote with the coordinator.
+``coordinator/protocol/src/code.rs`` describes the messages. A worker ends with its fork server. A fork server ends with
+its job, and when the coordinator hangs up.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import select
@@ -16,44 +16,14 @@ import signal
 import socket
 import struct
 import sys
+import time
 import warnings
-from typing import Any, NoReturn
-
-from coprep._output import tolerate_failures
+from typing import Any
 
 _LENGTH = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
-
-
-def enter() -> socket.socket:
-    """Makes this process end with its parent. Returns the socket for its orders, which it got as standard input."""
-    tolerate_failures()
-    end_with_parent(os.getppid())
-    # Ctrl-C in the terminal of a coordinator reaches its children too, but the coordinator decides when they end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The coordinator blocks signals that it reads from a descriptor, and its children inherit the mask.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
-    control = socket.socket(fileno=os.dup(0))
-    # User code that reads the standard input must not read the coordinator's messages.
-    with open(os.devnull) as null:
-        os.dup2(null.fileno(), 0)
-    if is_hung_up(control):
-        # The parent ended before this process was tied to it. The imports, which may take long, would serve nobody.
-        os._exit(0)
-    return control
-
-
-def end(status: int) -> NoReturn:
-    """Ends a fork server or a zygote without taking the interpreter apart.
-
-    Otherwise libraries would report their leaks, which concern nobody (nanobind writes dozens of lines). Functions that
-    user code registered with ``atexit`` are called.
-    """
-    # A function of user code may raise anything, even SystemExit, and the process ends nevertheless.
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
-    flush()
-    os._exit(status)
+_GRACE = 0.5
+"""Seconds that workers get to finish their samples when nobody needs them any more."""
 
 
 def flush() -> None:
@@ -64,13 +34,51 @@ def flush() -> None:
 
 
 def fork() -> int:
-    """Calls ``os.fork`` without its warning about threads."""
+    """Calls ``os.fork`` so that the child may go on for long.
+
+    Garbage collection is off in the child, because it would call ``__del__`` of the parent's garbage there.
+    """
     # Text that is still buffered would be written twice.
     flush()
-    with warnings.catch_warnings():
-        # A user whose code starts threads while it is loaded has to ask for spawn.
-        warnings.simplefilter("ignore")
-        return os.fork()
+    collects = gc.isenabled()
+    gc.disable()
+    pid = -1
+    try:
+        with warnings.catch_warnings():
+            # Python warns of threads, as PyTorch's forks do not. A user whose libraries cannot be forked asks for spawn.
+            warnings.simplefilter("ignore")
+            pid = os.fork()
+    finally:
+        if collects and pid != 0:
+            gc.enable()
+    return pid
+
+
+def leave_parent() -> None:
+    """Lets a forked process own what it does from now on, and nothing that its parent looks after.
+
+    Objects of ``multiprocessing`` know their process by these functions, which it calls in its own children.
+    """
+    # The collector never looks at the present objects again: it would copy their pages, and end those that are garbage.
+    gc.freeze()
+    util: Any = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util._finalizer_registry.clear()
+        util._run_after_forkers()
+    process: Any = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process._children = set()
+
+
+def reset_signals() -> None:
+    """Sets Python's signal handlers and the mask as in a new process, except that Ctrl-C is the job's."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        # A handler of the job would run here, and a program that ignores SIGCHLD cannot wait for its children.
+        if callable(signal.getsignal(number)) or number == signal.SIGCHLD:
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def end_with_parent(parent: int) -> None:
@@ -107,17 +115,19 @@ class _Channel:
     def has_message(self) -> bool:
         """Returns whether a message has come whole."""
         received = self._received
-        return len(received) >= 4 and len(received) >= 4 + int(_LENGTH.unpack_from(received)[0])
+        return len(received) >= _LENGTH.size and len(received) >= _LENGTH.size + _LENGTH.unpack_from(received)[0]
 
     def receive(self) -> bytes | None:
-        """Waits for the next message and returns it, or ``None`` if the other side is gone."""
+        """Returns the next message, or ``None`` if the other side has hung up."""
         received = self._received
         while True:
-            if self.has_message():
-                end = 4 + _LENGTH.unpack_from(received)[0]
-                message = bytes(received[4:end])
-                del received[:end]
-                return message
+            if len(received) >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(received)
+                end = _LENGTH.size + length
+                if len(received) >= end:
+                    message = bytes(received[_LENGTH.size : end])
+                    del received[:end]
+                    return message
             data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)
             self.descriptors += descriptors
             if not data:
@@ -126,18 +136,26 @@ class _Channel:
 
 
 class Parent:
-    """A process that forks others on request, and reports how they end."""
+    """A process that forks others on request, and reports how they end.
 
-    def __init__(self, control: socket.socket) -> None:
+    Args:
+        control: socket over which the coordinator asks.
+        job: descriptor of the process (pidfd) with which this one ends, or ``None``.
+    """
+
+    def __init__(self, control: socket.socket, job: int | None) -> None:
         self._channel = _Channel(control)
+        self._job = job
         self._children: dict[int, tuple[int, int]] = {}  # number and process id, by descriptor of the process
 
     def run(self) -> None:
-        """Carries out requests until the other side hangs up. No child is left then, whatever happens."""
+        """Carries out requests until the other side hangs up or the job ends. No child is left then."""
+        control, job = self._channel.socket.fileno(), [] if self._job is None else [self._job]
         try:
             while True:
-                control = self._channel.socket.fileno()
-                ready, _, _ = select.select([control, *self._children], [], [])
+                ready, _, _ = select.select([control, *job, *self._children], [], [])
+                if self._job in ready:
+                    return
                 for process in set(ready) - {control}:
                     self._reap(process)
                 if control not in ready:
@@ -147,6 +165,7 @@ class Parent:
                     if not self._channel.has_message():
                         break
                 else:
+                    self._wait_for_children()
                     return
         finally:
             # All are killed before the first is awaited, so that they end at the same time.
@@ -157,11 +176,25 @@ class Parent:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
 
+    def _wait_for_children(self) -> None:
+        """Lets the children end by themselves, if they do so soon: the coordinator has hung up on them, too."""
+        end = time.monotonic() + _GRACE
+        job = [] if self._job is None else [self._job]
+        while self._children and (left := end - time.monotonic()) > 0:
+            ready, _, _ = select.select([*job, *self._children], [], [], left)
+            if self._job in ready:
+                return
+            for process in ready:
+                _, pid = self._children.pop(process)
+                os.waitpid(pid, 0)
+
     def close(self) -> None:
         """Closes the parent's descriptors, in a child that was forked from it."""
         self._channel.socket.close()
         for other in self._children:
             os.close(other)
+        if self._job is not None:
+            os.close(self._job)
 
     def _handle_message(self) -> bool:
         try:
@@ -187,7 +220,8 @@ class Parent:
     def _send_event(self, event: str, descriptors: tuple[int, ...] = (), **values: Any) -> None:
         self._channel.send(json.dumps({"event": event, **values}).encode(), descriptors)
 
-    def _adopt(self, pid: int, number: int) -> None:
+    def _adopt(self, pid: int, number: int) -> int:
+        """Watches a child from now on. Returns the descriptor of the process."""
         try:
             process = os.pidfd_open(pid)
         except OSError:
@@ -196,6 +230,7 @@ class Parent:
             os.waitpid(pid, 0)
             raise
         self._children[process] = (number, pid)
+        return process
 
     def _end_child(self, number: int) -> None:
         for other, pid in self._children.values():

@@ -1,4 +1,4 @@
-"""The code of a user that worker processes run, as it travels to them."""
+"""The code of a user that worker processes run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from coprep._packing import unpack
-
 
 class Program(NamedTuple):
-    """The user's code that workers run. It travels once per stream."""
+    """The user's code that workers run."""
 
     dataset: Any
     """The dataset, or ``module:factory``."""
@@ -26,28 +24,9 @@ class Program(NamedTuple):
         at_once = getattr(self.dataset, "__getitems__", None) if self.batched else None
         return (lambda sample: at_once([sample])[0]) if at_once else self.dataset.__getitem__
 
-
-class Delivery(NamedTuple):
-    """Head of the file that the job sends to the fork server. The program follows at :data:`PROGRAM`."""
-
-    spawn: bool
-    """``True`` if each worker loads the dataset anew, instead of finding it in memory."""
-    samples: int | None
-    """Number of samples of the dataset, or ``None`` if only the fork server can determine it."""
-    argv: list[str]
-    """The job's ``sys.argv``."""
-
-
-PROGRAM = 1 << 16
-"""Offset of the program in the file that the job sends. All workers use the program's arrays in place."""
-
-
-def load_program(data: memoryview) -> Program:
-    """Unpacks the program. If its dataset is named by a factory, calls the factory."""
-    program: Program = unpack(data)
-    if isinstance(program.dataset, str):
-        program = program._replace(dataset=call_factory(program.dataset))
-    return program
+    def loaded(self) -> Program:
+        """Returns the program with the dataset itself in place of its factory's name."""
+        return self._replace(dataset=call_factory(self.dataset)) if isinstance(self.dataset, str) else self
 
 
 def call_factory(name: str) -> Any:

@@ -35,12 +35,12 @@ def why_not_iterated(
         return f"{why}, and each rank has its own"
     if with_index:
         return why
-    from coprep._usercode import UserCode
+    from coprep._fingerprint import fingerprint
 
     try:
-        UserCode(batches(), None, None, whole=True, batched=True, spawn=False).identity()
+        fingerprint({"dataset": batches()})
     except TypeError as error:
-        # Not an error: PyTorch's own loader need not pickle the dataset.
+        # The members of the cohort could not find each other.
         return str(error)
     return None
 

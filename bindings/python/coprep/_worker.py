@@ -23,8 +23,9 @@ import numpy.typing as npt
 from coprep import _exchange
 from coprep._coprep import SampleTask, WorkerLink, keep_freed_memory
 from coprep._iterables import Batches, EpochEnds, Reader
+from coprep._output import detach
 from coprep._packing import Packed, pack, unpack
-from coprep._processes import end_with_parent, flush, is_hung_up
+from coprep._processes import end_with_parent, flush, is_hung_up, leave_parent
 from coprep._program import Program
 from coprep._seeding import INT64, SeedWatch, seed_all, seed_by
 from coprep._structure import Structure
@@ -72,6 +73,9 @@ def run_worker(start: Start) -> NoReturn:
     status = 1
     try:
         end_with_parent(start.parent)
+        leave_parent()
+        detach()
+        _name_process(start.number)
         keep_freed_memory()
         _Worker(start).run()
         status = 0
@@ -84,9 +88,29 @@ def run_worker(start: Start) -> NoReturn:
     except BaseException as error:
         sys.stderr.write(f"worker {start.number}: {_exchange.describe(error)}\n")
     finally:
+        _end_children()
         flush()
-        # Not `sys.exit`, which would call the functions that the fork server registered for its own exit.
+        # Not `sys.exit`, which would call the functions that the job registered for its own exit.
         os._exit(status & 0xFF)
+
+
+def _name_process(number: int) -> None:
+    """Lets ``multiprocessing`` know this process as a child, as it knows PyTorch's workers."""
+    process: Any = sys.modules.get("multiprocessing.process")
+    if process is None:
+        return
+    parent, sentinel = process.current_process().name, os.pidfd_open(os.getppid())
+    process._parent_process = process._ParentProcess(parent, os.getppid(), sentinel)
+    process._current_process = process.BaseProcess(name=f"Process-{number + 1}")
+    process._current_process._parent_pid = os.getppid()
+
+
+def _end_children() -> None:
+    """Ends the processes that user code has started by ``multiprocessing``, as they end with PyTorch's workers."""
+    util: Any = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        with contextlib.suppress(BaseException):
+            util._exit_function()
 
 
 class _Worker:

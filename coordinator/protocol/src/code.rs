@@ -1,11 +1,9 @@
 //! Messages between the coordinator and the processes that run user code.
 //!
-//! One **zygote** is started per program. It imports the modules that the program's datasets need, once, and forks
-//! **fork servers**. A fork server belongs to a stream. It loads the dataset and forks **workers**, so that the loaded
-//! dataset lies in memory once. All of them use Unix sockets. Each message is its length (`u32`), followed by that many
-//! bytes:
+//! A **fork server** belongs to a stream. It is forked from a job that is attached to the stream, so it has the job's
+//! dataset and everything that the job has set, and it ends when the job leaves. It forks the **workers**. All of them
+//! use Unix sockets. Each message is its length (`u32`), followed by that many bytes:
 //!
-//! * with the zygote: JSON, a few messages per stream ([`ZygoteRequest`], [`ZygoteEvent`]);
 //! * with the fork server: JSON, a few messages in the life of a stream ([`ForkServerRequest`], [`ForkServerEvent`]);
 //! * with a worker: fixed little-endian records, one message per chunk of samples ([`SampleRequest`],
 //!   [`WorkerReport`]).
@@ -23,7 +21,7 @@ mod worker;
 
 pub use crate::code::channel::{Channel, Incoming};
 pub use crate::code::fork_server::{
-    ForkServerEvent, ForkServerRequest, ZygoteEvent, ZygoteRequest,
+    ForkServerEvent, ForkServerRequest,
 };
 pub use crate::code::worker::{
     CHUNKS, ChunkRequest, ENTRIES, MOST, PROGRESS, Probed, Raised, SampleRequest, WorkerCommand,

@@ -10,6 +10,10 @@ pub const ENDS_EPOCH: u32 = 2;
 pub const SKIPPED: u32 = 1;
 /// Flag of an error: it says only that the next batch lacks the sample whose number is the item's `start`.
 pub const LEFT_OUT: u32 = 2;
+/// Flag of an error: it is none, and says that the stream wants a fork server ([`Request::GiveServer`]).
+///
+/// [`Request::GiveServer`]: crate::message::Request::GiveServer
+pub const WANTS_SERVER: u32 = 4;
 
 /// The causes of a wait, as parts of a whole of [`StallSplit::WHOLE`]. The remainder is due to other jobs. It is the tag of
 /// a part, about the time since the part before.

@@ -25,18 +25,9 @@ pub enum Request {
         pid: u32,
     },
     /// Become a consumer, which is one rank of a job. Answered by [`Reply::Attached`] with four descriptors: staging,
-    /// deliver, reply and doorbell. If the coordinator does not run the job's code yet, it answers [`Reply::WantCode`],
-    /// and the client sends the request again with a memory file that contains the dataset of [`Attach::code`].
+    /// deliver, reply and doorbell. If no process runs the job's code yet, the answer is [`Reply::WantServer`], and the
+    /// client sends the request again, with the socket of a fork server that it starts.
     Attach(Box<Attach>),
-    /// Announce user code that will probably be needed. There is no answer. Until this connection ends, the coordinator
-    /// keeps a process that has imported the modules of the code, unless it already has one for the dataset of another
-    /// program.
-    Prepare {
-        /// Way to run the code.
-        code: Box<UserCode>,
-        /// Name of the dataset, as in its [`UserDataset`](crate::spec::UserDataset).
-        dataset: String,
-    },
     /// Give credentials of stores that exist only in the client's process. The first ones on a connection are answered by
     /// [`Reply::CredentialsTaken`]; later ones replace them, and have no answer. They serve the requests that name this
     /// connection ([`Attach::provider`]) until it ends.
@@ -56,10 +47,27 @@ pub enum Request {
         /// `true` if the ring is mapped. Otherwise the consumer cannot use it, and uploads its batches itself.
         is_mapped: bool,
     },
-    /// Announce that the consumer has begun to iterate an epoch. There is no answer.
+    /// Announce that the consumer has begun to iterate an epoch. Answered by [`Reply::EpochBegun`] if the stream runs the
+    /// jobs' own code in worker processes. Otherwise there is no answer.
     EpochStarted {
         /// Number of the epoch, counted from 0.
         epoch: u64,
+    },
+    /// Announce that the consumer iterates no epoch at present. Answered by [`Reply::EpochLeft`]. Only consumers of streams
+    /// that run the jobs' own code in worker processes say it.
+    EpochLeft {
+        /// Number of the epoch that it iterated last.
+        epoch: u64,
+        /// `true` if the consumer was given all of the epoch. Otherwise it left it early, and may soon begin another.
+        is_complete: bool,
+    },
+    /// Give the stream a fork server, whose socket comes with the message. The client starts the process after this
+    /// message. There is no answer. A fork server that the coordinator does not need finds its socket closed, and ends.
+    GiveServer,
+    /// Say that this consumer cannot give a fork server, now or later. There is no answer.
+    NoServer {
+        /// Reason, for people.
+        why: String,
     },
     /// Propose the samples of an epoch, in their order, in a memory file as [`order::write`](crate::order::write) makes
     /// it. The first of several proposals holds. All members receive it in [`Reply::Order`]. There is no answer.
@@ -269,25 +277,15 @@ pub struct DrawsRequest {
     pub weights: Option<Vec<f64>>,
 }
 
-/// Way to run a job's own code: as in the job's own process, except for streams and descriptors.
+/// Way to run a job's own code in worker processes.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
 pub struct UserCode {
-    /// Program and arguments of the fork server, the process that starts workers.
-    pub command: Vec<Vec<u8>>,
-    /// Environment, as names and values.
-    pub environment: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Working directory of the processes.
-    pub directory: Vec<u8>,
     /// Number of workers; 0 for the coordinator's own number.
     pub workers: u32,
     /// Longest time for one sample, in milliseconds. After it, the sample's worker is replaced.
     pub sample_timeout_ms: u64,
-    /// Name of the job's process, which no other process has. Fork servers of one process may share the modules that
-    /// were imported for them. Another process may have been started after a module was changed, so it does not share
-    /// them.
-    pub process: String,
-    /// Code that fork servers run to import modules before they load the dataset, in the language of the user code.
-    pub prelude: String,
+    /// `true` if workers stay between the epochs of the job.
+    pub is_persistent: bool,
 }
 
 /// The GPU that a consumer's batches go to.
@@ -400,8 +398,18 @@ pub enum Reply {
     },
     /// Answer to [`Request::Attach`].
     Attached(Box<Attached>),
-    /// Answer to [`Request::Attach`]: no process runs this code yet, so the client must send it.
-    WantCode,
+    /// Answer to [`Request::Attach`]: no process runs this code yet, so the client must start a fork server.
+    WantServer,
+    /// Answer to [`Request::EpochStarted`].
+    EpochBegun {
+        /// `true` if the stream has no fork server. The client should give one ([`Request::GiveServer`]).
+        wants_server: bool,
+    },
+    /// Answer to [`Request::EpochLeft`].
+    EpochLeft {
+        /// Process id of the fork server that ends now, since no consumer iterates an epoch; 0 if none does.
+        ended_server: u32,
+    },
     /// Answer to the first [`Request::GiveCredentials`] of a connection.
     CredentialsTaken {
         /// Number by which requests on other connections name these credentials.

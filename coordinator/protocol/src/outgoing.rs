@@ -105,7 +105,7 @@ mod tests {
     fn who_sends_to_a_side_that_has_gone_is_told() {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         drop(theirs);
-        let mut outgoing = Outgoing::new(&Reply::WantCode, Vec::new()).expect("encoded");
+        let mut outgoing = Outgoing::new(&Reply::WantServer, Vec::new()).expect("encoded");
         assert!(outgoing.send_some(&ours).is_err());
     }
 }

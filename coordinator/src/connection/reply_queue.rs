@@ -534,11 +534,11 @@ mod tests {
             assert!(reply_queue.queue_error(&error(tag, 1 << 17)));
         }
         reply_queue
-            .send(&Reply::WantCode)
+            .send(&Reply::WantServer)
             .expect("the client is there");
         assert_eq!(tags(&client, 4), [0, 1, 2, 3]);
         let (answer, _) = frame::receive::<Reply>(&client).expect("received");
-        assert_eq!(answer, Reply::WantCode);
+        assert_eq!(answer, Reply::WantServer);
         assert!(reply_queue.wait_for_room(LIMIT));
     }
 
@@ -549,7 +549,7 @@ mod tests {
         reply_queue.hang_up();
         assert!(reply_queue.is_gone());
         assert!(reply_queue.wait_for_room(LIMIT));
-        assert!(reply_queue.send(&Reply::WantCode).is_err());
+        assert!(reply_queue.send(&Reply::WantServer).is_err());
         assert!(
             reply_queue.queue_error(&error(1, 1)),
             "nobody is to wait for room"
@@ -569,7 +569,7 @@ mod tests {
         while !reply_queue.is_empty() {
             std::thread::yield_now();
         }
-        assert!(reply_queue.send(&Reply::WantCode).is_err());
+        assert!(reply_queue.send(&Reply::WantServer).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use coprep_pipeline::Dataset;
-use coprep_protocol::message::{Attach, CacheForm, UserCode};
+use coprep_protocol::message::CacheForm;
 use coprep_protocol::operators;
 use coprep_protocol::spec::{IdentityPart, Op, PipelineSpec, Source};
 
@@ -37,40 +37,6 @@ pub(super) fn reads_of(dataset: &Dataset, stores: &JobStores) -> u128 {
     let mut key = dataset.fingerprint().to_le_bytes().to_vec();
     key.extend(stores.number().to_le_bytes());
     xxhash_rust::xxh3::xxh3_128(&key)
-}
-
-/// Returns the identity of a fork server: the code that it has loaded, and its environment.
-pub(super) fn code_key(request: &Attach) -> u128 {
-    let mut key = xxhash_rust::xxh3::Xxh3::new();
-    key.update(&request.pipeline.fingerprint().to_le_bytes());
-    if let Some(code) = &request.code {
-        add_environment(&mut key, code);
-    }
-    key.digest128()
-}
-
-/// Returns the identity of a zygote: the process of the job that asked for it, and its environment. Another process of
-/// the same program may have been started after a module, or a file that a module reads as it is imported, was changed.
-pub(super) fn zygote_key(code: &UserCode) -> u128 {
-    let mut key = xxhash_rust::xxh3::Xxh3::new();
-    add_environment(&mut key, code);
-    key.update(code.process.as_bytes());
-    key.digest128()
-}
-
-/// Adds the command, the directory and the environment of code to a hash.
-fn add_environment(key: &mut xxhash_rust::xxh3::Xxh3, code: &UserCode) {
-    // Each part comes after its length, so that the same bytes in other parts give another hash.
-    let mut part = |bytes: &[u8]| {
-        key.update(&(bytes.len() as u64).to_le_bytes());
-        key.update(bytes);
-    };
-    code.command.iter().for_each(|argument| part(argument));
-    part(&code.directory);
-    for (name, value) in &code.environment {
-        part(name);
-        part(value);
-    }
 }
 
 /// Returns the differences of a stream from another that looks like it, or `None` if it does not look like it.

@@ -4,7 +4,7 @@
 //! cache and folder. Two jobs that start at the same moment find each other, and nobody else waits.
 //!
 //! **Locks.** `open` is held only briefly, never over I/O. These locks may be taken within it: the state of a flight,
-//! the list of idle fork servers and the state of one, and the locks with which a cache counts its bytes. A stream's
+//! and the locks with which a cache counts its bytes. A stream's
 //! engine is locked outside of it. A stream is closed, and admits jobs, under its engine's lock. So a job is either in
 //! a stream when that might be closed, or finds it closed and looks again.
 
@@ -22,27 +22,28 @@ mod waiting_client;
 pub(crate) mod warm;
 mod warmth;
 
-use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use coprep_pipeline::{Dataset, Pipeline};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
 use coprep_protocol::spec::{PipelineSpec, Source};
 use coprep_shared_memory::allocator;
-use coprep_shared_memory::lock::{lock, unpoisoned};
+use coprep_shared_memory::lock::lock;
 use coprep_shared_memory::staging::StagingPool;
 use coprep_storage::{ReadThrottle, Stores};
 
 use crate::caches::{
     CacheKey, DatasetCache, DatasetDisk, DiskCandidate, DiskTier, Pin, check_form,
 };
+use crate::connection::reply_queue::ReplyQueue;
 use crate::device::Uploaders;
 use crate::error::{defect, from_lower, invalid, os};
 use crate::observe::costs::AllCosts;
 use crate::produce::native::{BlockReads, Recipe};
+use crate::produce::processes::GivenServer;
 use crate::produce::producer::Producer;
 use crate::produce::threads::ThreadPool;
 pub(crate) use crate::registry::credentials::GivenByClient;
@@ -51,11 +52,11 @@ use crate::registry::datasets::ListingKey;
 use crate::registry::departures::Departures;
 use crate::registry::flights::{Flight, FlightOutcome, FlightParty, Flights, Waiter};
 pub use crate::registry::identity::describe;
-use crate::registry::identity::{code_key, content, differs, preparation, reads_of, source_name};
+use crate::registry::identity::{content, differs, preparation, reads_of, source_name};
 use crate::registry::job_stores::AllStores;
 pub(crate) use crate::registry::job_stores::JobStores;
 use crate::registry::meeting::Meetings;
-use crate::registry::user_code::{UserCodes, ids_only, runs_code};
+use crate::registry::user_code::{Ends, ids_only, runs_code};
 pub(crate) use crate::registry::waiting_client::WaitingClient;
 use crate::registry::warmth::names_no_form;
 use crate::stream::{
@@ -63,9 +64,6 @@ use crate::stream::{
     fingerprint, layout,
 };
 use crate::{Result, Settings};
-
-/// Longest wait for a stream that is being closed, because its fork server could be used again.
-const CLOSING: Duration = Duration::from_secs(2);
 
 /// Bytes that were read when tar shards were opened, and that wait in memory until a job uses them.
 const EARLY_READS: u64 = 256 << 20;
@@ -84,11 +82,10 @@ pub(crate) struct Registry {
     pub(crate) disk: Option<DiskTier>,
     pub(crate) started: Instant,
     open: Mutex<Open>,
-    /// Signals that a stream has left the table.
-    closed: Condvar,
     next_stream: AtomicU64,
     costs: AllCosts,
-    user_code: UserCodes,
+    /// Ends of fork servers of user code.
+    ends: Arc<Ends>,
     departures: Departures,
     pub(crate) uploaders: Uploaders,
 }
@@ -97,8 +94,8 @@ pub(crate) struct Registry {
 pub(crate) enum Answer {
     /// The job is registered with this stream.
     Admitted(Arc<Stream>, Box<Registration>),
-    /// The coordinator needs the code of the job's dataset.
-    WantCode,
+    /// No process runs the code of the job's dataset, so the job must start a fork server.
+    WantServer,
 }
 
 /// The tables of open things, and of things that are being opened or freed. One lock guards them, and is held only
@@ -121,7 +118,7 @@ struct Open {
 enum Found {
     Stream(Arc<Stream>),
     Opening(Waiter<Arc<Stream>>),
-    WantCode,
+    WantServer,
 }
 
 impl Registry {
@@ -140,9 +137,8 @@ impl Registry {
             disk,
             started: Instant::now(),
             open: Mutex::default(),
-            closed: Condvar::new(),
             next_stream: AtomicU64::new(1),
-            user_code: UserCodes::default(),
+            ends: Arc::default(),
             departures: Departures::default(),
             uploaders: Uploaders::default(),
         })
@@ -165,13 +161,12 @@ impl Registry {
         self.open().users(cache)
     }
 
-    /// Finds or opens the job's stream, and registers the job there. `dataset` is the file that the job's code
-    /// loads.
+    /// Finds or opens the job's stream, and registers the job there. `server` is a fork server that the job has started.
     pub(crate) fn attach(
         self: &Arc<Self>,
         request: &Arc<Attach>,
         client: &Client,
-        dataset: Option<&Arc<OwnedFd>>,
+        mut server: Option<GivenServer>,
     ) -> Result<Answer> {
         // The stores are held until the job is in a stream, so that they keep their number.
         let source = &request.pipeline.source;
@@ -180,9 +175,10 @@ impl Registry {
         // A stream that was found may be closed before the job is in it, so the search goes on until one admits the
         // job.
         loop {
-            let (stream, is_expected) = match self.find_or_open(key, request, &stores, dataset) {
+            let found = self.find_or_open(key, request, &stores, &mut server);
+            let (stream, is_expected) = match found {
                 Found::Stream(stream) => (stream, false),
-                Found::WantCode => return Ok(Answer::WantCode),
+                Found::WantServer => return Ok(Answer::WantServer),
                 Found::Opening(waiter) => match wait_for(waiter, &waiting)? {
                     Some(stream) => (stream, true),
                     None => continue,
@@ -229,6 +225,13 @@ impl Registry {
         }
     }
 
+    /// Ends the fork server that was forked from a job. Called when the job leaves, however it does.
+    pub(crate) fn end_server_of(&self, job: &Arc<ReplyQueue>) {
+        for stream in self.streams() {
+            stream.end_server_of(job);
+        }
+    }
+
     /// Removes a consumer, however it left.
     pub(crate) fn detach(&self, stream: &Arc<Stream>, rank_id: RankId) {
         if stream.detach(rank_id) {
@@ -240,15 +243,11 @@ impl Registry {
         if !stream.close_if_empty() {
             return;
         }
-        if let Some(idle) = stream.end() {
-            self.user_code.keep_idle(stream.config.code_key, idle);
-        }
-        // The fork server is idle by now. A job that waits for it finds it.
+        stream.end();
         let mut open = self.open();
         open.streams.retain(|s| !Arc::ptr_eq(s, stream));
         let is_idle = open.streams.is_empty();
         drop(open);
-        self.closed.notify_all();
         if is_idle {
             allocator::give_back();
         }
@@ -261,44 +260,26 @@ impl Registry {
         key: StreamKey,
         request: &Arc<Attach>,
         stores: &Arc<JobStores>,
-        dataset: Option<&Arc<OwnedFd>>,
+        server: &mut Option<GivenServer>,
     ) -> Found {
-        let is_closing = |open: &mut Open| {
-            let loaded = open
-                .streams
-                .iter()
-                .filter(|s| s.config.producer.process_pool().is_some());
-            loaded
-                .filter(|s| s.is_closed())
-                .any(|s| s.config.key == key)
-        };
-        // The fork server of a closing stream of the same code is about to be idle, and the dataset need not be loaded
-        // again.
-        let open = self.open();
-        let waited = self
-            .closed
-            .wait_timeout_while(open, CLOSING, |o| is_closing(o));
-        // A stream that takes longer to close is not waited for. The dataset may then be loaded once more.
-        let mut open = unpoisoned(waited).0;
+        let mut open = self.open();
         if let Some(stream) = open.stream(&key, request) {
             return Found::Stream(stream);
         }
         if let Some(waiter) = open.opening_streams.join(&key) {
             return Found::Opening(waiter);
         }
-        // Code is asked for only now, because a job that finds an open stream need not send it.
-        let needs_code = runs_code(request).is_some() && dataset.is_none();
-        if needs_code && !self.user_code.has_idle(code_key(request)) {
-            return Found::WantCode;
+        // A job that finds an open stream need not start a fork server.
+        if runs_code(request).is_some() && server.is_none() {
+            return Found::WantServer;
         }
         let name = source_name(&request.pipeline.source);
         let step = format!("the dataset {name} is being opened");
         let (flight, waiter) = open.opening_streams.begin(key, step);
         drop(open);
-        let (request, dataset) = (request.clone(), dataset.cloned());
-        let stores = stores.clone();
+        let (request, stores, server) = (request.clone(), stores.clone(), server.take());
         let open_it = move |registry: &Arc<Registry>, flight: &Arc<Flight<Arc<Stream>>>| {
-            registry.open_stream(&request, &stores, dataset.as_deref(), flight)
+            registry.open_stream(&request, &stores, server, flight)
         };
         self.fly(flight, open_it, Registry::land_stream);
         Found::Opening(waiter)
@@ -403,13 +384,13 @@ impl Registry {
         }
     }
 
-    /// Opens a stream: lists or loads its dataset, and reserves its cache and its staging area. Returns `None` if the
-    /// dataset's code is needed.
+    /// Opens a stream: lists its dataset or takes over its fork server, and reserves its cache and its staging area.
+    /// Returns `None` if another fork server is needed.
     fn open_stream(
         self: &Arc<Self>,
         request: &Attach,
         stores: &Arc<JobStores>,
-        dataset: Option<&OwnedFd>,
+        server: Option<GivenServer>,
         flight: &Arc<Flight<Arc<Stream>>>,
     ) -> Result<Option<(Arc<Stream>, Option<Pin>)>> {
         check_use(request)?;
@@ -429,7 +410,7 @@ impl Registry {
         };
         let (producer, pool, identity, pin) = match (&request.pipeline.source, runs_code(request)) {
             (Source::UserCode(user), Some((_, code))) => {
-                let opened = self.open_code(request, user, code, dataset, (slots, seed), flight)?;
+                let opened = self.open_code(request, user, code, server, (slots, seed), flight)?;
                 let Some((producer, pool, pin)) = opened else {
                     return Ok(None);
                 };
@@ -467,7 +448,6 @@ impl Registry {
             spec: identity.is_none().then(|| request.pipeline.clone()),
             is_replayed: self.settings.replay,
             identity,
-            code_key: code_key(request),
         };
         let stream = Stream::open(config, pool, self.workers.clone())?;
         tell_of(&stream, "a stream is opened");
@@ -475,13 +455,11 @@ impl Registry {
         Ok(Some((stream, pin)))
     }
 
-    /// Ends fork servers that have died or have been idle for long, closes broken streams that nobody else closes, and
-    /// rebalances the pool of threads. Must be called now and then.
+    /// Closes broken streams that nobody else closes, and rebalances the pool of threads. Must be called now and then.
     ///
     /// # Errors
     /// When the pool of threads cannot go on, because one of them has panicked outside of a task.
     pub(crate) fn maintain(&self) -> Result<()> {
-        self.user_code.maintain();
         self.close_broken();
         self.workers.maintain()
     }
@@ -491,11 +469,6 @@ impl Registry {
         let streams = self.streams();
         let broken = streams.iter().filter(|stream| stream.is_broken());
         broken.for_each(|stream| self.close_if_empty(stream));
-    }
-
-    /// Returns the time until the next idle fork server is to be ended, or `None` if there is none.
-    pub(crate) fn next_maintenance(&self) -> Option<Duration> {
-        self.user_code.next_maintenance()
     }
 
     /// Returns the status of all streams, each with its `slow` most expensive samples.

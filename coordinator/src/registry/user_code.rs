@@ -1,8 +1,7 @@
 //! Opening streams of user code.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::id_set;
@@ -15,24 +14,17 @@ use roaring::RoaringBitmap;
 use super::Registry;
 use super::dataset_caches::NeededCache;
 use super::flights::Flight;
-use super::identity::{code_key, zygote_key};
 use crate::Result;
 use crate::caches::{CacheKey, Pin, SampleBytes, check_form};
-use crate::error::{ErrorKind, code_failed, fork_server_killed, invalid, with_settings};
+use crate::error::{ErrorKind, code_failed, from_lower, invalid};
 use crate::produce::processes::{
-    IdleForkServer, Loaded, Probing, ProcessPool, SampleShape, Trouble, Zygote,
+    GivenServer, Loaded, PoolOptions, Probing, ProcessPool, SampleShape, Trouble, WorkerStaging,
 };
 use crate::produce::producer::{Producer, UserCodeStore, naming_fields};
 use crate::stream::{Numbers, Stream, layout, most_blob};
 
-/// Time for which an idle fork server is kept for the next job, and the largest number of them.
-const IDLE_TIME: Duration = Duration::from_secs(60);
-const MOST_IDLE: usize = 4;
-/// Number of attempts to load a dataset whose fork server is killed meanwhile, and the pause before the second attempt.
-const ATTEMPTS: u32 = 3;
-const PAUSE: Duration = Duration::from_millis(200);
-/// Number of times that a stream's fork server may end before the stream has handed over anything. Beyond that, opening
-/// the stream once more would not help. The second constant is how long such ends are remembered.
+/// Number of times that a stream's fork server may end before it has made a sample. Beyond that, another one would not
+/// help. The second constant is how long such ends are remembered.
 const MOST_ENDS: u32 = 4;
 const MEMORY_OF_ENDS: Duration = Duration::from_secs(60);
 /// Largest number of workers of one stream's user code.
@@ -43,33 +35,9 @@ const PROBES: u32 = 64;
 /// Number of candidates that are the first samples of the dataset, unless all candidates are spread over it.
 const PROBES_IN_A_ROW: u32 = 8;
 
-/// State of user code that outlives its streams. Each part is found by the code's identity.
+/// Fork servers that ended one after the other before they had made a sample, by the identity of their code.
 #[derive(Default)]
-pub(super) struct UserCodes {
-    /// Idle fork servers, whose jobs have just left.
-    idle: Mutex<Vec<(u128, IdleForkServer)>>,
-    zygotes: Mutex<Vec<KnownZygote>>,
-    ends: Arc<Ends>,
-}
-
-/// A process that forks fork servers, as long as somebody holds it.
-struct KnownZygote {
-    /// Identity of the process: see [`zygote_key`].
-    key: u128,
-    /// Names of the datasets that the process was started or used for.
-    datasets: Vec<String>,
-    zygote: Weak<Zygote>,
-}
-
-impl KnownZygote {
-    fn alive(&self) -> Option<Arc<Zygote>> {
-        self.zygote.upgrade().filter(|zygote| zygote.is_alive())
-    }
-}
-
-/// Fork servers that ended one after the other before their streams had handed over anything.
-#[derive(Default)]
-struct Ends(Mutex<HashMap<u128, OpeningEnd>>);
+pub(super) struct Ends(Mutex<HashMap<u128, OpeningEnd>>);
 
 struct OpeningEnd {
     times: u32,
@@ -82,19 +50,21 @@ impl Ends {
         lock(&self.0)
     }
 
-    /// Records the end of a fork server. `is_of_use`: the stream had handed something over.
-    fn note(&self, key: u128, why: &str, is_of_use: bool) {
+    /// Records the end of a fork server. `is_of_use`: it had made a sample. Returns `true` if it was one too many.
+    fn note(&self, key: u128, why: &str, is_of_use: bool) -> bool {
         let mut ends = self.lock();
         ends.retain(|_, end| end.latest.elapsed() < MEMORY_OF_ENDS);
         let before = ends.remove(&key).map_or(0, |end| end.times);
-        if !is_of_use {
-            let end = OpeningEnd {
-                times: before + 1,
-                latest: Instant::now(),
-                why: why.to_owned(),
-            };
-            ends.insert(key, end);
+        if is_of_use {
+            return false;
         }
+        let end = OpeningEnd {
+            times: before + 1,
+            latest: Instant::now(),
+            why: why.to_owned(),
+        };
+        ends.insert(key, end);
+        before + 1 >= MOST_ENDS
     }
 
     /// Fails if there were too many ends, and forgets them, because the user may have fixed the cause before the next
@@ -130,102 +100,43 @@ struct CachedSamples<'a> {
 }
 
 impl Registry {
-    /// Loads a dataset, inspects some samples, and creates its workers and its staging area. Returns `None` if the
-    /// dataset's code is needed.
-    ///
-    /// A fork server that is killed meanwhile is replaced. The kernel kills processes that hold much memory, whether or
-    /// not they are at fault.
+    /// Takes over the fork server that a job has given, inspects some samples, and creates its workers and its staging
+    /// area. Returns `None` if the fork server has ended meanwhile and another one is needed: it may have been killed, or
+    /// its job has left.
     pub(super) fn open_code(
         self: &Arc<Self>,
         request: &Attach,
         user: &UserDataset,
         code: &UserCode,
-        dataset: Option<&OwnedFd>,
+        given: Option<GivenServer>,
         (slots, seed): (u32, u64),
         flight: &Arc<Flight<Arc<Stream>>>,
     ) -> Result<Option<(Producer, StagingPool, Option<Pin>)>> {
         check_user_form(self.form(request), user)?;
-        self.user_code.ends.check(request.pipeline.fingerprint())?;
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            flight.step(format!("the dataset of {} is being loaded", user.name));
-            let probing = Probing {
-                ids: |samples| probes(request, samples, user.split),
-                split: user.split,
-                most_blob: most_blob(slots, self.settings.staging_bytes),
-            };
-            // An import may have ended the process. In a process of its own, only this dataset's fork server ends of
-            // it.
-            let anew = attempts > 1;
-            let is_awaited = || flight.is_awaited();
-            let loaded = self.load((request, user), code, dataset, anew, is_awaited, probing);
-            let opened = loaded.and_then(|loaded| {
-                let process_pool =
-                    |loaded| self.process_pool(request, user, loaded, (slots, seed), flight);
-                loaded.map(process_pool).transpose()
-            });
-            match opened {
-                Err(e) => {
-                    let ErrorKind::ForkServerKilled { how, doing } = e.kind() else {
-                        return Err(e);
-                    };
-                    if attempts >= ATTEMPTS {
-                        return Err(fork_server_killed(how, doing, attempts));
-                    }
-                    tracing::warn!(
-                        how,
-                        doing,
-                        attempts,
-                        "a fork server of user code is started again"
-                    );
-                    // The process that took the memory may be gone after the pause.
-                    std::thread::sleep(PAUSE * attempts);
-                }
-                opened => return opened,
-            }
-        }
-    }
-
-    fn load(
-        &self,
-        (request, user): (&Attach, &UserDataset),
-        code: &UserCode,
-        dataset: Option<&OwnedFd>,
-        anew: bool,
-        is_awaited: impl Fn() -> bool,
-        probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
-    ) -> Result<Option<Loaded>> {
-        let idle = self.user_code.take_idle(code_key(request));
-        let loaded = match (idle, dataset) {
-            (Some(idle), _) => Loaded::from_idle(idle, code, probing)?,
-            (None, Some(dataset)) => {
-                let zygote = self.user_code.zygote(code, &user.name)?;
-                Loaded::load(&zygote, code, dataset, anew, is_awaited, probing)?
-            }
-            (None, None) => return Ok(None),
-        };
-        let there = loaded.samples;
-        if let Some(here) = user.samples.filter(|&here| here != there) {
-            loaded.discard();
-            return Err(code_failed(format!(
-                "the dataset has {here} samples in the job and {there} in its worker"
-            ))
-            .with_remedy("its len() must not change, and must not depend on the process"));
-        }
-        Ok(Some(loaded))
-    }
-
-    /// Lets a zygote import the modules that this code will need, unless the zygote of another program serves the same
-    /// dataset. In that case this program's job will probably share that stream. The zygote stays as long as the result
-    /// is held.
-    pub(crate) fn prepare(&self, code: &UserCode, dataset: &str) -> Result<Option<Arc<Zygote>>> {
-        if self.user_code.is_others(code, dataset) {
+        let key = request.pipeline.fingerprint();
+        self.ends.check(key)?;
+        let Some(given) = given else {
             return Ok(None);
+        };
+        flight.step(format!("the dataset of {} is being loaded", user.name));
+        let probing = Probing {
+            ids: |samples| probes(request, samples, user.split),
+            split: user.split,
+            most_blob: most_blob(slots, self.settings.staging_bytes),
+        };
+        let is_awaited = || flight.is_awaited();
+        let giver = given.giver.clone();
+        let opened = Loaded::start(given, code, is_awaited, probing)
+            .and_then(|loaded| check_samples(loaded, user))
+            .and_then(|loaded| self.process_pool(request, user, loaded, (slots, seed), flight));
+        match opened {
+            Err(e) if matches!(e.kind(), ErrorKind::ForkServerKilled) => {
+                tracing::warn!(error = %e, "another fork server of user code is needed");
+                self.ends.note(key, &e.to_string(), giver.is_gone());
+                Ok(None)
+            }
+            opened => opened.map(Some),
         }
-        let zygote = self.user_code.zygote(code, dataset)?;
-        zygote.import(&code.prelude);
-        Ok(Some(zygote))
     }
 
     /// Creates the workers of user code, and the staging area that they fill.
@@ -246,9 +157,8 @@ impl Registry {
             let fields = shape.fields.iter().cloned();
             let fields: Vec<_> = fields.chain(naming_fields(numbers.are_ids())).collect();
             let layout = layout(&fields, slots, self.settings.staging_bytes)?;
-            let pool =
-                StagingPool::create_with(layout.clone(), |file| loaded.map(&layout, seed, file))
-                    .map_err(with_settings)?;
+            let pool = StagingPool::create_shared(layout)
+                .map_err(from_lower)?;
             let cached = CachedSamples {
                 name: &user.name,
                 samples,
@@ -278,14 +188,18 @@ impl Registry {
             0 => self.workers.cpus(),
             asked => asked.min(MOST_CODE_WORKERS),
         };
-        let timeout = Duration::from_millis(code.map_or(0, |c| c.sample_timeout_ms));
-        let process_pool = ProcessPool::start(
-            loaded,
+        let staging = WorkerStaging {
+            pool: pool.clone(),
+            shape: shape.clone(),
+            seed,
+        };
+        let options = PoolOptions {
             workers,
-            timeout,
-            kept.clone(),
-            self.settings.attribution,
-        )?;
+            timeout: Duration::from_millis(code.map_or(0, |c| c.sample_timeout_ms)),
+            cache: kept.clone(),
+            attributes: self.settings.attribution,
+        };
+        let process_pool = ProcessPool::start(loaded, staging, options)?;
         let producer = Producer::ProcessPool {
             process_pool,
             samples,
@@ -350,108 +264,46 @@ impl Registry {
         self.find_or_open_cache(needed, &**party, sizes).map(Some)
     }
 
-    /// Breaks a stream off when its process pool fails. It is opened anew when its jobs come again.
+    /// Breaks a stream off when its process pool fails, and has it look for a fork server when that has ended. A stream
+    /// that is broken off is opened anew when its jobs come again.
     pub(super) fn tell_of_trouble(&self, stream: &Arc<Stream>) {
         let Some(process_pool) = stream.config.producer.process_pool() else {
             return;
         };
         let key = stream.config.key.pipeline;
-        let ends = self.user_code.ends.clone();
+        let ends = self.ends.clone();
         // Weak, because the stream owns the pool that keeps this function.
         let stream = Arc::downgrade(stream);
         process_pool.on_trouble(move |trouble| {
-            if let Some(stream) = stream.upgrade() {
-                if let Trouble::ForkServer(why) = &trouble {
-                    // Noted before the jobs are sent away, because they come again at once, and are checked against it.
-                    ends.note(key, why, stream.has_delivered());
-                }
+            // Noted before the jobs are sent away, because they come again at once, and are checked against it.
+            let is_too_often = match &trouble {
+                Trouble::LostServer { how, was_of_use } => ends.note(key, how, *was_of_use),
+                Trouble::ForkServer(why) => ends.note(key, why, false),
+                Trouble::Defect(_) => true,
+            };
+            let Some(stream) = stream.upgrade() else {
+                return;
+            };
+            if is_too_often || !matches!(trouble, Trouble::LostServer { .. }) {
                 stream.break_off(&trouble);
+            } else {
+                stream.look_for_server();
             }
         });
     }
 }
 
-impl UserCodes {
-    fn zygotes(&self) -> MutexGuard<'_, Vec<KnownZygote>> {
-        lock(&self.zygotes)
-    }
-
-    /// Finds the process that forks the fork servers of this code, or starts one.
-    fn zygote(&self, code: &UserCode, dataset: &str) -> Result<Arc<Zygote>> {
-        let key = zygote_key(code);
-        let mut all = self.zygotes();
-        all.retain(|known| known.zygote.strong_count() > 0);
-        for known in all.iter_mut().filter(|known| known.key == key) {
-            if let Some(zygote) = known.alive() {
-                if !known.datasets.iter().any(|name| name == dataset) {
-                    known.datasets.push(dataset.to_owned());
-                }
-                return Ok(zygote);
-            }
-        }
-        // Started under the lock, so that two datasets of one program do not start two.
-        let zygote = Zygote::start(code)?;
-        all.push(KnownZygote {
-            key,
-            datasets: vec![dataset.to_owned()],
-            zygote: Arc::downgrade(&zygote),
-        });
-        Ok(zygote)
-    }
-
-    /// Returns `true` if a process that another program started forks fork servers for a dataset of this name.
-    fn is_others(&self, code: &UserCode, dataset: &str) -> bool {
-        let key = zygote_key(code);
-        let all = self.zygotes();
-        let mut others = all.iter().filter(|known| known.key != key);
-        others.any(|known| known.alive().is_some() && known.datasets.iter().any(|d| d == dataset))
-    }
-
-    fn idle(&self) -> MutexGuard<'_, Vec<(u128, IdleForkServer)>> {
-        lock(&self.idle)
-    }
-
-    /// Keeps an idle fork server for the next job. Beyond [`MOST_IDLE`], the oldest ones are ended.
-    pub(super) fn keep_idle(&self, key: u128, idle: IdleForkServer) {
-        let mut all = self.idle();
-        all.push((key, idle));
-        let surplus = all.len().saturating_sub(MOST_IDLE);
-        let ended: Vec<_> = all.drain(..surplus).collect();
-        // They are ended without the lock, since that may take a while.
-        drop(all);
-        drop(ended);
-    }
-
-    /// Returns `true` if there is an idle fork server that has loaded this code.
-    pub(super) fn has_idle(&self, key: u128) -> bool {
-        let all = self.idle();
-        all.iter().any(|(k, idle)| *k == key && idle.is_alive())
-    }
-
-    /// Takes an idle fork server that has loaded this code.
-    fn take_idle(&self, key: u128) -> Option<IdleForkServer> {
-        let mut all = self.idle();
-        let at = all
-            .iter()
-            .position(|(k, idle)| *k == key && idle.is_alive())?;
-        Some(all.swap_remove(at).1)
-    }
-
-    /// Returns the time until the next fork server has been idle for long.
-    pub(super) fn next_maintenance(&self) -> Option<Duration> {
-        let left = |(_, idle): &(u128, IdleForkServer)| IDLE_TIME.saturating_sub(idle.time());
-        self.idle().iter().map(left).min()
-    }
-
-    /// Ends fork servers that have died, or have been idle for long.
-    pub(super) fn maintain(&self) {
-        let is_old = |idle: &IdleForkServer| !idle.is_alive() || idle.time() >= IDLE_TIME;
-        let ended: Vec<_> = self
-            .idle()
-            .extract_if(.., |(_, idle)| is_old(idle))
-            .collect();
-        drop(ended);
-    }
+/// Fails, and ends the fork server, if its dataset has another length than in the job.
+fn check_samples(loaded: Loaded, user: &UserDataset) -> Result<Loaded> {
+    let there = loaded.samples;
+    let Some(here) = user.samples.filter(|&here| here != there) else {
+        return Ok(loaded);
+    };
+    loaded.discard();
+    Err(code_failed(format!(
+        "the dataset has {here} samples in the job and {there} in its worker"
+    ))
+    .with_remedy("its len() must not change, and must not depend on the process"))
 }
 
 /// Returns the dataset and the code to run, if the job's own code makes the samples in worker processes.
@@ -550,42 +402,5 @@ mod tests {
             ends.note(1, "it was killed", of_use);
         }
         assert!(ends.check(1).is_ok());
-    }
-
-    fn code(process: &str, mark: &str) -> UserCode {
-        UserCode {
-            command: vec!["/bin/cat".into()],
-            directory: "/".into(),
-            environment: vec![("MARK".into(), mark.into())],
-            process: process.into(),
-            ..UserCode::default()
-        }
-    }
-
-    #[test]
-    fn datasets_of_one_process_share_what_was_imported_in_the_same_environment() {
-        let codes = UserCodes::default();
-        let first = codes.zygote(&code("1", "a"), "train").unwrap();
-        let same = codes.zygote(&code("1", "a"), "validate").unwrap();
-        assert!(Arc::ptr_eq(&first, &same));
-        for other in [code("2", "a"), code("1", "b")] {
-            assert!(!Arc::ptr_eq(
-                &first,
-                &codes.zygote(&other, "train").unwrap()
-            ));
-        }
-    }
-
-    #[test]
-    fn nothing_is_imported_early_for_a_dataset_that_another_process_serves() {
-        let codes = UserCodes::default();
-        let first = codes.zygote(&code("1", ""), "train").unwrap();
-        drop(codes.zygote(&code("1", ""), "validate").unwrap());
-        assert!(codes.is_others(&code("2", ""), "train"));
-        assert!(codes.is_others(&code("2", ""), "validate"));
-        assert!(!codes.is_others(&code("2", ""), "test"));
-        assert!(!codes.is_others(&code("1", ""), "train"), "its own");
-        drop(first);
-        assert!(!codes.is_others(&code("2", ""), "train"), "it has ended");
     }
 }

@@ -185,11 +185,7 @@ impl Server {
             .idle_end()
             .map(|end| end.saturating_duration_since(now));
         let is_connected = self.connections.count() > 0;
-        let until_maintenance = if is_connected {
-            Some(MAINTENANCE_INTERVAL)
-        } else {
-            self.registry.next_maintenance()
-        };
+        let until_maintenance = is_connected.then_some(MAINTENANCE_INTERVAL);
         let due = [until_end, until_maintenance].into_iter().flatten();
         due.fold(poll_every(POLL_INTERVAL), Duration::min)
     }

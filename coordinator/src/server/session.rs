@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use coprep_pipeline::Pipeline;
 use coprep_protocol::frame;
 use coprep_protocol::message::{
-    Attach, Awaited, Departure, Describe, GiveCredentials, GpuUse, Reply, Request, UserCode, Warm,
+    Attach, Awaited, Departure, Describe, GiveCredentials, GpuUse, Reply, Request, Warm,
 };
 use coprep_storage::Slowness;
 use fail::fail_point;
@@ -19,7 +19,7 @@ use crate::Result;
 use crate::connection::peer::{ConnectionEvent, Peer};
 use crate::connection::reply_queue::{ReplyQueue, ReplyWriter};
 use crate::error::{from_lower, invalid, refusal};
-use crate::produce::processes::Zygote;
+use crate::produce::processes::{GivenServer, Giver};
 use crate::registry::{Answer, GivenByClient, Registry, WaitingClient};
 use crate::registry::{status, warm};
 use crate::server::Shutdown;
@@ -37,8 +37,6 @@ struct Session<'a> {
     shutdown: &'a Shutdown,
     client: Client,
     attached: Option<(Arc<Stream>, RankId)>,
-    /// The process that has imported modules for this client.
-    prepared: Option<Arc<Zygote>>,
     /// The credentials that this client has given.
     given: Option<GivenByClient>,
 }
@@ -59,7 +57,6 @@ pub(crate) fn serve(
                 shutdown,
                 client,
                 attached: None,
-                prepared: None,
                 given: None,
             };
             // Every log line of this thread names the client.
@@ -170,10 +167,6 @@ impl Session<'_> {
         match request {
             Request::Hello { .. } => Err(invalid("greeted twice")),
             Request::Attach(attach) => self.attach(&Arc::from(attach), descriptors),
-            Request::Prepare { code, dataset } => {
-                self.prepare(&code, &dataset);
-                Ok(None)
-            }
             Request::GiveCredentials(request) => self.give_credentials(&request),
             Request::NoCredentials { why } => {
                 self.give_no_credentials(why);
@@ -183,7 +176,12 @@ impl Session<'_> {
             Request::RingMapped { pool, is_mapped } => {
                 self.ring_mapped(pool, is_mapped).map(|()| None)
             }
-            Request::EpochStarted { epoch } => self.start_epoch(epoch).map(|()| None),
+            Request::EpochStarted { epoch } => self.start_epoch(epoch),
+            Request::EpochLeft { epoch, is_complete } => {
+                self.leave_epoch(epoch, is_complete).map(Some)
+            }
+            Request::GiveServer => self.give_server(descriptors).map(|()| None),
+            Request::NoServer { why } => self.give_no_server(&why).map(|()| None),
             Request::TellOrder {
                 epoch,
                 samples,
@@ -237,20 +235,16 @@ impl Session<'_> {
         if self.attached.is_some() {
             return Err(invalid("this connection is attached already"));
         }
-        let dataset = descriptors.into_iter().next().map(Arc::new);
-        let answer = self
-            .registry
-            .attach(request, &self.client, dataset.as_ref())?;
+        let is_persistent = request.code.as_ref().is_some_and(|c| c.is_persistent);
+        let server = self.given_server(descriptors, is_persistent);
+        let answer = self.registry.attach(request, &self.client, server)?;
         let Answer::Admitted(stream, registration) = answer else {
-            return Ok(Some(Reply::WantCode));
+            return Ok(Some(Reply::WantServer));
         };
         let RankId { job, rank } = registration.rank_id;
         tracing::info!(stream = stream.config.id, job, rank, "a job joins");
         // Set before the answer is sent: if that fails, the end of this session removes the rank.
         self.attached = Some((stream.clone(), registration.rank_id));
-        // The stream's fork server keeps the zygote, if it was forked from it. Otherwise the stream runs another
-        // program's code, and this zygote is of no use.
-        self.prepared = None;
         let attached = Reply::Attached(Box::new(registration.attached));
         let reply_queue = &self.client.reply_queue;
         let sent = reply_queue.send_with(&attached, registration.descriptors.into());
@@ -259,12 +253,33 @@ impl Session<'_> {
         Ok(None)
     }
 
-    fn prepare(&mut self, code: &UserCode, dataset: &str) {
-        // If it fails, the job gets the error when it attaches.
-        self.prepared = self.registry.prepare(code, dataset).unwrap_or_else(|e| {
-            tracing::warn!(error = %e, "nothing is imported before it is needed");
-            None
-        });
+    /// Returns the fork server whose socket came with a message, if one came.
+    fn given_server(&self, descriptors: Vec<OwnedFd>, is_persistent: bool) -> Option<GivenServer> {
+        let socket = descriptors.into_iter().next()?;
+        Some(GivenServer {
+            socket: UnixStream::from(socket),
+            giver: Giver {
+                reply_queue: self.client.reply_queue.clone(),
+                peer: self.client.peer.clone(),
+                is_persistent,
+            },
+        })
+    }
+
+    fn give_server(&self, descriptors: Vec<OwnedFd>) -> Result<()> {
+        let (stream, rank_id) = self.attached()?;
+        let is_persistent = stream.is_persistent(*rank_id);
+        let given = self.given_server(descriptors, is_persistent);
+        let given = given.ok_or_else(|| invalid("a fork server without its socket"))?;
+        stream.give_server(*rank_id, given);
+        Ok(())
+    }
+
+    fn give_no_server(&self, why: &str) -> Result<()> {
+        let (stream, rank_id) = self.attached()?;
+        tracing::info!(why, "a job cannot give a fork server");
+        stream.give_no_server(*rank_id);
+        Ok(())
     }
 
     fn give_credentials(&mut self, request: &GiveCredentials) -> Result<Option<Reply>> {
@@ -297,10 +312,17 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn start_epoch(&self, epoch: u64) -> Result<()> {
+    fn start_epoch(&self, epoch: u64) -> Result<Option<Reply>> {
         let (stream, rank_id) = self.attached()?;
-        stream.epoch_started(*rank_id, epoch);
-        Ok(())
+        let wants_server = stream.epoch_started(*rank_id, epoch);
+        let runs_code = stream.config.producer.process_pool().is_some();
+        Ok(runs_code.then_some(Reply::EpochBegun { wants_server }))
+    }
+
+    fn leave_epoch(&self, epoch: u64, is_complete: bool) -> Result<Reply> {
+        let (stream, rank_id) = self.attached()?;
+        let ended_server = stream.epoch_left(*rank_id, epoch, is_complete);
+        Ok(Reply::EpochLeft { ended_server })
     }
 
     fn tell_order(
@@ -433,6 +455,7 @@ impl Session<'_> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
+        self.registry.end_server_of(&self.client.reply_queue);
         if let Some((stream, rank_id)) = self.attached.take() {
             let RankId { job, rank } = rank_id;
             // The second check may sleep, so it is made only if there are other ranks to send away.

@@ -58,8 +58,6 @@ pub(crate) struct StreamConfig {
     /// Maps the numbers of its epochs to samples.
     pub(crate) numbers: Numbers,
     pub(crate) producer: Producer,
-    /// Identity of the user code that a process has loaded, so that a later stream can use the process.
-    pub(crate) code_key: u128,
     /// Identity of the user's dataset, by which datasets of user code are told apart.
     pub(crate) identity: Option<UserDataset>,
     pub(crate) dataset_name: String,

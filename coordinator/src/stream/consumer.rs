@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_protocol::id_set;
-use coprep_protocol::item::{ENDS_BATCH, ENDS_EPOCH, LEFT_OUT, SKIPPED, StallSplit};
+use coprep_protocol::item::{
+    ENDS_BATCH, ENDS_EPOCH, LEFT_OUT, SKIPPED, StallSplit, WANTS_SERVER,
+};
 use coprep_protocol::message::{Reply, SampleError, Skipped};
 use coprep_scheduler::{Delivery, JobId};
 use coprep_shared_memory::handover::{Bell, Full, Item, ItemKind, Sender};
@@ -41,6 +43,8 @@ pub(crate) enum Pending {
         ids: RoaringBitmap,
         example: Box<SampleError>,
     },
+    /// The stream wants a fork server. Told at once, too.
+    WantsServer,
 }
 
 /// The notice that a consumer gets of a sample that failed in one of its batches.
@@ -131,6 +135,14 @@ pub(crate) struct Consumer {
     pub(super) gpu: Option<ConsumerGpu>,
     /// The minibatch that it was handed last in a ring.
     last_of_ring: Option<u64>,
+    /// `true` if it iterates an epoch.
+    pub(super) is_in_pass: bool,
+    /// `true` if a fork server that it gives stays between its epochs.
+    pub(super) is_persistent: bool,
+    /// `true` if it was asked for a fork server and has not answered.
+    pub(super) was_asked_for_server: bool,
+    /// `true` if it cannot give a fork server.
+    pub(super) gives_no_server: bool,
 }
 
 /// The actions of a consumer since the last call.
@@ -175,6 +187,10 @@ impl Consumer {
             counted: 0,
             gpu: None,
             last_of_ring: None,
+            is_in_pass: false,
+            is_persistent: false,
+            was_asked_for_server: false,
+            gives_no_server: false,
         }
     }
 
@@ -412,6 +428,8 @@ impl Consumer {
             match what {
                 // Notices of skipped samples stay before everything else.
                 Pending::Skipped { ids, example } if !is_void => skipped.push((ids, example)),
+                // Another consumer is asked instead of one that does not read.
+                Pending::WantsServer => {}
                 what if !is_void => {
                     self.counted += what.samples();
                     self.pending.push_front(what);
@@ -442,8 +460,8 @@ impl Consumer {
             Pending::Part { .. } | Pending::EpochEnd { .. } => left > 0,
             // An error stands before its part, so it goes with it.
             Pending::Error { .. } => true,
-            // A notice of skipped samples belongs to no delivery.
-            Pending::Skipped { .. } => false,
+            // These notices belong to no delivery.
+            Pending::Skipped { .. } | Pending::WantsServer => false,
         };
         while let Some(last) = self.pending.pop_back_if(|last| goes(last, left)) {
             if let Pending::Part { batch, delivery } = last {
@@ -545,6 +563,20 @@ impl Consumer {
         });
     }
 
+    /// Asks it for a fork server.
+    pub(super) fn ask_for_server(&mut self) {
+        self.was_asked_for_server = true;
+        if !matches!(self.pending.front(), Some(Pending::WantsServer)) {
+            self.pending.push_front(Pending::WantsServer);
+        }
+    }
+
+    /// Records that it does not iterate `epoch` any more.
+    pub(super) fn leave_pass(&mut self, epoch: u64) {
+        // The message may be late, and another epoch may have begun.
+        self.is_in_pass &= self.pace.epoch().is_some_and(|own| own > epoch);
+    }
+
     /// Puts an error before the part of `batch` that holds `slot`, behind errors of earlier slots. Returns `false` if
     /// this consumer has no such part.
     pub(crate) fn insert_error(
@@ -604,7 +636,7 @@ impl Pending {
     fn epoch(&self) -> Option<u64> {
         match self {
             Pending::Part { delivery, .. } => Some(delivery.epoch),
-            Pending::EpochEnd { .. } | Pending::Error { .. } | Pending::Skipped { .. } => None,
+            _ => None,
         }
     }
 
@@ -618,7 +650,7 @@ impl Pending {
             Pending::Part { batch, delivery } => batch.done().map_or(0, |done| {
                 u64::from(done.without_gaps(delivery.start, delivery.len).1)
             }),
-            Pending::EpochEnd { .. } | Pending::Error { .. } | Pending::Skipped { .. } => 0,
+            _ => 0,
         }
     }
 
@@ -626,7 +658,7 @@ impl Pending {
     fn buffer(&self) -> Option<u32> {
         match self {
             Pending::Part { batch, .. } => Some(batch.buffer),
-            Pending::EpochEnd { .. } | Pending::Error { .. } | Pending::Skipped { .. } => None,
+            _ => None,
         }
     }
 }
@@ -670,6 +702,13 @@ fn ready(pending: &Pending) -> Option<Item> {
             let item = Item {
                 flags: SKIPPED,
                 ..notice(ItemKind::Error, 0, example.tag)
+            };
+            Some(item)
+        }
+        Pending::WantsServer => {
+            let item = Item {
+                flags: WANTS_SERVER,
+                ..notice(ItemKind::Error, 0, 0)
             };
             Some(item)
         }

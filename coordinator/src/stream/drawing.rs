@@ -50,8 +50,10 @@ impl Stream {
             progress = true;
             self.start(engine, minibatch);
         }
+        let server_check = self.tend_server(engine);
         self.publish(engine);
         let others = next_cohort.into_iter().chain(engine.copy_deadline());
+        let others = others.chain(server_check);
         engine.next_check = engine.next_check.into_iter().chain(others).min();
         self.wake_driver_for(engine.next_check, before);
         progress

@@ -11,6 +11,7 @@
 //! * [`sample`]: one sample, until its slot is written. [`batch`]: its minibatch, until all slots are.
 //! * [`late_binding`]: slots that are decided late. [`replay`]: slots that stay as they are.
 //! * [`gpus`]: rings on the GPUs of its consumers, to which minibatches are copied once.
+//! * [`servers`]: the jobs that give the fork server of their code.
 //! * [`consumer`]: one rank, and the items that wait for it. [`pace`]: how far a job is prepared for beyond an epoch.
 
 mod batch;
@@ -27,6 +28,7 @@ mod numbers;
 mod pace;
 mod replay;
 mod sample;
+mod servers;
 mod status;
 
 use std::os::fd::OwnedFd;
@@ -43,7 +45,7 @@ use fail::fail_point;
 
 use crate::Result;
 use crate::error::from_lower;
-use crate::produce::processes::{IdleForkServer, Trouble};
+use crate::produce::processes::Trouble;
 use crate::produce::threads::ThreadPool;
 pub(crate) use crate::stream::config::{Client, RankId, Registration, StreamConfig, StreamKey};
 use crate::stream::consumer::Consumer;
@@ -182,7 +184,8 @@ impl Stream {
     ) -> Result<Option<Registration>> {
         // Files and memory are made before the lock is taken, because that may take a while, or fail.
         let (sender, bell, descriptors) = self.hand_over(request).map_err(from_lower)?;
-        let consumer = Consumer::new(client.pid, client.reply_queue.clone(), sender, bell);
+        let mut consumer = Consumer::new(client.pid, client.reply_queue.clone(), sender, bell);
+        consumer.is_persistent = request.code.as_ref().is_some_and(|c| c.is_persistent);
         self.serve_when_it_has_read(client);
         let mut engine = self.engine();
         // This is checked under the lock under which a stream is closed. The thread that breaks a stream off holds it,
@@ -289,12 +292,12 @@ impl Stream {
     }
 
     /// Ends the driver of a closed stream. Buffers and queues are freed when the last consumer lets go.
-    ///
-    /// Returns the idle fork server, which the next stream of the same user code can use.
-    pub(crate) fn end(&self) -> Option<IdleForkServer> {
+    pub(crate) fn end(&self) {
         // The driver may be asleep. It wakes, finds the stream closed, and ends.
         self.doorbell.ring();
-        self.config.producer.process_pool()?.dismiss()
+        if let Some(process_pool) = self.config.producer.process_pool() {
+            process_pool.dismiss();
+        }
     }
 
     /// Breaks the stream off because its producers cannot go on. Every job is sent away, comes again with the record of
@@ -305,11 +308,6 @@ impl Stream {
     pub(crate) fn break_off(&self, trouble: &Trouble) {
         tracing::warn!(parent: None, stream = self.config.id, error = %trouble, "a stream is opened anew");
         self.give_up(&mut self.engine());
-    }
-
-    /// Returns `true` if any job was given a sample.
-    pub(crate) fn has_delivered(&self) -> bool {
-        self.counters.totals().delivered > 0
     }
 
     /// Stops the preparation of samples, and admits nobody from now on. The caller ends the jobs' connections
@@ -331,12 +329,15 @@ impl Stream {
         self.broken.load(Ordering::Acquire)
     }
 
-    pub(crate) fn epoch_started(self: &Arc<Self>, rank_id: RankId, epoch: u64) {
+    /// Records that a consumer begins to iterate an epoch. Returns `true` if it should give a fork server.
+    pub(crate) fn epoch_started(self: &Arc<Self>, rank_id: RankId, epoch: u64) -> bool {
         let mut engine = self.engine();
         // Samples that it took before belong to the epoch before.
         self.pump(&mut engine);
         engine.epoch_started(rank_id, epoch);
+        let wants_server = self.wants_server_of(&mut engine, rank_id);
         self.pump(&mut engine);
+        wants_server
     }
 
     /// Records the order of an epoch that a consumer begins, or was handed before.

@@ -36,7 +36,6 @@ impl Loader {
     }
 
     fn leave(&self, inner: &mut LoaderState) {
-        inner.preparation = None;
         if let Some(credentials) = &self.options.credentials {
             credentials.close();
         }

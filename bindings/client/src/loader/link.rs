@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coprep_protocol::item::{ENDS_BATCH, ENDS_EPOCH, LEFT_OUT, SKIPPED};
+use coprep_protocol::item::{ENDS_BATCH, ENDS_EPOCH, LEFT_OUT, SKIPPED, WANTS_SERVER};
 use coprep_protocol::message::{
     Attach, Attached, Awaited, Departure, GpuUse, Reply, Request, SampleError, Skipped,
 };
@@ -18,7 +19,7 @@ use crate::batch::{Assembly, Batch};
 use crate::connection::Connection;
 use crate::device::{OfferedRing, OpenDevice, Uploader};
 use crate::error::{Error, ErrorKind, Result, explained, invalid, refused, violation};
-use crate::loader::Code;
+use crate::loader::JobCode;
 use crate::loader::device_link::{DeviceLink, GivenOnDevice, RingAnswer};
 use crate::loader::position;
 use crate::notice::{NOTIFY_AFTER, Notice, Wait};
@@ -47,6 +48,11 @@ impl PartFlags {
 /// Returns `true` if an error's item stands for a notice of skipped samples.
 pub(super) fn is_skip(item: &Item) -> bool {
     item.flags & SKIPPED != 0
+}
+
+/// Returns `true` if an error's item says that the stream wants a fork server.
+pub(super) fn wants_server(item: &Item) -> bool {
+    item.flags & WANTS_SERVER != 0
 }
 
 /// Returns the number of a sample that the next batch lacks, if the error's item has no text.
@@ -115,7 +121,7 @@ impl LoaderLink {
     pub(super) fn attach(
         connection: Connection,
         request: Attach,
-        code: Option<&Code>,
+        code: Option<&dyn JobCode>,
         timeout: &Timeout<'_>,
         notice: &Notice,
         departed: &mut Vec<Departure>,
@@ -140,9 +146,9 @@ impl LoaderLink {
         };
         connection.send(&request)?;
         let mut answered = answer()?;
-        // The dataset may be large, so it is sent only to a coordinator that does not have it.
-        while let ((Reply::WantCode, _), Some(code)) = (&answered, code) {
-            connection.send_with(&request, (*code()?).as_ref())?;
+        // The coordinator asks again if the process has ended meanwhile, until it gives up.
+        while let ((Reply::WantServer, _), Some(code)) = (&answered, code) {
+            start_server(&connection, &request, code)?;
             answered = answer()?;
         }
         match answered {
@@ -164,6 +170,7 @@ impl LoaderLink {
                 Ok((link, *attached))
             }
             (Reply::Refused(refusal), _) => Err(refused(refusal)),
+            (Reply::WantServer, _) => Err(elsewhere()),
             (other, _) => Err(unexpected(&other)),
         }
     }
@@ -384,9 +391,54 @@ impl LoaderLink {
 
     // Requests.
 
-    /// Announces to the coordinator that `epoch` is being iterated. There is no answer.
+    /// Announces to the coordinator that `epoch` is being iterated.
     pub(super) fn announce_epoch(&mut self, epoch: u64) -> Result<()> {
         self.connection.send(&Request::EpochStarted { epoch })
+    }
+
+    /// Does the same for a stream of user code, which answers. Returns `true` if the stream wants a fork server.
+    pub(super) fn announce_epoch_of_code(
+        &mut self,
+        epoch: u64,
+        timeout: &Timeout<'_>,
+    ) -> Result<bool> {
+        self.announce_epoch(epoch)?;
+        loop {
+            match self.reply(timeout, "the beginning of an epoch")? {
+                Reply::EpochBegun { wants_server } => return Ok(wants_server),
+                // The late answer to a request that was given up.
+                Reply::EpochLeft { .. } => {}
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    /// Announces that no epoch is iterated. Returns the process id of the fork server that ends for it, or 0.
+    pub(super) fn leave_epoch(
+        &mut self,
+        epoch: u64,
+        is_complete: bool,
+        timeout: &Timeout<'_>,
+    ) -> Result<u32> {
+        let request = Request::EpochLeft { epoch, is_complete };
+        self.connection.send(&request)?;
+        loop {
+            match self.reply(timeout, "the end of an epoch")? {
+                Reply::EpochLeft { ended_server } => return Ok(ended_server),
+                Reply::EpochBegun { .. } => {}
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    /// Gives the stream a fork server.
+    pub(super) fn give_server(&self, code: &dyn JobCode) -> Result<()> {
+        start_server(&self.connection, &Request::GiveServer, code)
+    }
+
+    /// Tells the coordinator that this job cannot give one.
+    pub(super) fn give_no_server(&self, why: String) -> Result<()> {
+        self.connection.send(&Request::NoServer { why })
     }
 
     // Orders.
@@ -663,6 +715,26 @@ impl Drop for LoaderLink {
         self.device.settle();
         self.attachment.detach_held();
     }
+}
+
+/// Starts a fork server, after its socket was sent with `request`: the coordinator need not ask another job meanwhile.
+fn start_server(connection: &Connection, request: &Request, code: &dyn JobCode) -> Result<()> {
+    let pair = UnixStream::pair();
+    let (ours, theirs) =
+        pair.map_err(|e| invalid("no socket for the process that runs the dataset").because(e))?;
+    let ours = OwnedFd::from(ours);
+    connection.send_file(request, &ours)?;
+    // Closed before the fork, so that the process sees the coordinator hang up.
+    drop(ours);
+    code.start_server(theirs)
+}
+
+/// Returns the error of a thread of this library, which must not fork the process.
+fn elsewhere() -> Error {
+    Error::new(
+        ErrorKind::WrongThread,
+        "the dataset's process can be started by the job's own thread only",
+    )
 }
 
 /// Reads the file that came with an order.

@@ -19,6 +19,7 @@ mod reconnecting;
 mod watch;
 
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -39,20 +40,38 @@ use crate::device::{DeviceBatch, DeviceOptions, Uploader, UserStream};
 use crate::error::{
     ErrorKind, Result, closed, disconnected, invalid, sample_failed, timed_out, violation,
 };
-use crate::loader::link::{LoaderLink, PartFlags, is_skip, left_out};
+use crate::loader::link::{LoaderLink, PartFlags, is_skip, left_out, wants_server};
 use crate::loader::orders::SentOrders;
 use crate::loader::position::Position;
 use crate::loader::reconnecting::FailedAttempts;
 use crate::notice::{NOTIFY_AFTER, Notice, Wait};
-use crate::preparation::Preparation;
 use crate::stats::Stats;
-use crate::timeout::{InterruptCheck, POLL_INTERVAL, Timeout};
+use crate::timeout::{InterruptCheck, POLL_INTERVAL, Timeout, no_interrupt};
 
 /// Longest wait for an explanation.
 const EXPLAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest wait for the coordinator to take note of the end of a pass.
+const LEAVE_PASS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Function that returns the dataset of a job's own code. See [`LoaderOptions::code`].
-pub type Code = dyn Fn() -> Result<Box<dyn AsRef<[u8]>>> + Send + Sync;
+/// A job's own code, which makes its samples in processes that are forked from the job.
+pub trait JobCode: Send + Sync {
+    /// Returns `true` if a fork server that is started now makes the samples that the job has attached for: nothing has
+    /// changed that they depend on. Returns `false` if the job stays in its stream all the same.
+    ///
+    /// # Errors
+    /// If the job has to leave its stream, because something has changed.
+    fn is_current(&self) -> Result<bool>;
+
+    /// Starts a fork server, which gets this end of its socket. It is called in the thread that called the loader, and
+    /// does not return in the process that it forks.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    fn start_server(&self, socket: UnixStream) -> Result<()>;
+
+    /// Called when a fork server that this job may have started is about to end. It waits for that, if not for long.
+    fn server_ends(&self, pid: u32);
+}
 
 /// Options of a loader.
 #[derive(Clone)]
@@ -67,8 +86,8 @@ pub struct LoaderOptions {
     pub attach: Attach,
     /// Form of the batches on a GPU, if [`Loader::next_on`] is to put them there.
     pub device: Option<DeviceOptions>,
-    /// Returns the dataset of the job's own code, for the workers. Called when the coordinator does not have it.
-    pub code: Option<Arc<Code>>,
+    /// The job's own code, if that makes the samples in worker processes.
+    pub code: Option<Arc<dyn JobCode>>,
     /// Gives the credentials of the source's stores, if the job has some that its environment does not name.
     pub credentials: Option<Arc<OwnedLink>>,
     /// Longest wait for a batch or any other answer.
@@ -152,8 +171,6 @@ struct LoaderState {
     closed: bool,
     /// The upload thread, once a batch was asked for on a GPU.
     uploader: Option<Arc<Uploader>>,
-    /// Announcement of the user code that will be needed, until this loader attaches.
-    preparation: Option<Preparation>,
 }
 
 impl LoaderState {
@@ -212,7 +229,6 @@ impl Loader {
                 failed: None,
                 closed: false,
                 uploader: None,
-                preparation: None,
             }),
             options,
             stats: Mutex::default(),
@@ -222,15 +238,6 @@ impl Loader {
             watch::start(&loader)?;
         }
         Ok(loader)
-    }
-
-    /// Makes the loader attach over the connection of this preparation.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Forked`], [`ErrorKind::Closed`].
-    pub fn use_preparation(&self, preparation: Preparation) -> Result<()> {
-        self.inner()?.preparation = Some(preparation);
-        Ok(())
     }
 
     /// Records the order of the epoch of [`Attach::resume`], which this job was given before.
@@ -336,7 +343,7 @@ impl Loader {
             inner.orders.begin(epoch, order)?;
         }
         inner.waiting.end();
-        self.announce_epoch(&mut inner);
+        self.announce_epoch(&mut inner, self.options.code.as_deref())?;
         Ok(epoch)
     }
 
@@ -384,15 +391,74 @@ impl Loader {
         }
     }
 
-    /// Announces to the coordinator which epoch is iterated. If that fails, the next check of the connection finds out
-    /// why.
-    fn announce_epoch(&self, inner: &mut LoaderState) {
+    /// Announces to the coordinator which epoch is iterated, and gives the stream a fork server if it wants one. If the
+    /// connection is lost, the next check of it finds out why.
+    ///
+    /// `code` is `None` in a thread of this library, which must not fork the process. The stream asks again when a job
+    /// waits.
+    fn announce_epoch(&self, inner: &mut LoaderState, code: Option<&dyn JobCode>) -> Result<()> {
         let epoch = inner.position.epoch();
         let LoaderState { link, orders, .. } = inner;
-        let Some(link) = link else { return };
-        let _ = link.announce_epoch(epoch);
+        let Some(link) = link else { return Ok(()) };
+        let timeout = Timeout::new(self.options.timeout, &self.options.interrupt_check);
+        let announced = if self.options.code.is_some() {
+            link.announce_epoch_of_code(epoch, &timeout)
+        } else {
+            link.announce_epoch(epoch).map(|()| false)
+        };
         if let Some(order) = orders.proposed(epoch) {
             let _ = link.send_order(epoch, order, false);
+        }
+        match announced {
+            Ok(true) if code.is_some() => self.give_server(inner),
+            Ok(_) => Ok(()),
+            Err(e) if e.kind().is_lost() => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    // The job's own code.
+
+    /// Gives the stream a fork server, unless something has changed that samples depend on.
+    fn give_server(&self, inner: &mut LoaderState) -> Result<()> {
+        let (Some(code), Some(link)) = (&self.options.code, &inner.link) else {
+            return Ok(());
+        };
+        let given = if code.is_current()? {
+            link.give_server(&**code)
+        } else {
+            link.give_no_server("its dataset has changed since it attached".into())
+        };
+        match given {
+            Err(e) if e.kind().is_lost() => Ok(()),
+            given => given,
+        }
+    }
+
+    /// Announces that the user iterates no epoch: `is_complete` says whether all of it was given. Without it, the fork
+    /// server of a job without persistent workers would keep memory of which the user knows nothing.
+    ///
+    /// It does nothing for a loader that is closed, in use by another thread, or has no user code.
+    pub fn leave_pass(&self, is_complete: bool) {
+        if !self.owner.is_here() || self.options.code.is_none() {
+            return;
+        }
+        if let Ok(mut inner) = self.inner.try_lock() {
+            self.announce_end(&mut inner, is_complete);
+        }
+    }
+
+    fn announce_end(&self, inner: &mut LoaderState, is_complete: bool) {
+        let epoch = inner.position.epoch();
+        let (Some(code), Some(link)) = (&self.options.code, &mut inner.link) else {
+            return;
+        };
+        let interrupt_check = no_interrupt();
+        let timeout = Timeout::new(LEAVE_PASS_TIMEOUT, &interrupt_check);
+        // If it fails, the next check of the connection finds out why.
+        let ended = link.leave_epoch(epoch, is_complete, &timeout);
+        if let Ok(pid @ 1..) = ended {
+            code.server_ends(pid);
         }
     }
 
@@ -460,6 +526,9 @@ impl Loader {
             match self.step_on(&mut inner, end, stream) {
                 Ok(Some(event)) => {
                     inner.waiting.end();
+                    if matches!(event, DeviceEvent::Host(Event::EndOfEpoch)) {
+                        self.announce_end(&mut inner, true);
+                    }
                     return Ok(event);
                 }
                 Ok(None) if Instant::now() >= end || self.timeout(&inner).is_zero() => {
@@ -577,6 +646,11 @@ impl Loader {
             Some(ItemKind::Error) if is_skip(item) => {
                 link.release(seq)?;
                 link.read_skips(item.tag, &self.options.interrupt_check)?;
+                Ok(None)
+            }
+            Some(ItemKind::Error) if wants_server(item) => {
+                link.release(seq)?;
+                self.give_server(inner)?;
                 Ok(None)
             }
             Some(ItemKind::Error) if let Some(number) = left_out(item) => {

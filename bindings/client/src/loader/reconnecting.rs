@@ -8,7 +8,7 @@ use coprep_protocol::spec::{BLOB, Field};
 use crate::connection::{ConnectOptions, Connection};
 use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::loader::link::LoaderLink;
-use crate::loader::{Loader, LoaderOptions, LoaderState};
+use crate::loader::{JobCode, Loader, LoaderOptions, LoaderState};
 use crate::notice::{Notice, no_notice};
 use crate::stats::WaitShares;
 use crate::timeout::{InterruptCheck, Timeout};
@@ -62,16 +62,19 @@ impl Loader {
         if inner.link.is_some() {
             return Ok(());
         }
-        match self.attach(inner, &self.options.interrupt_check, &self.options.notice) {
+        let code = self.options.code.as_deref();
+        match self.attach(inner, code, &self.options.interrupt_check, &self.options.notice) {
             // The coordinator ended just when this client came.
             Err(e) if e.kind().is_lost() => self.reconnect(inner),
             other => other,
         }
     }
 
+    /// Attaches. `code` is `None` in a thread of this library, which must not fork the process.
     fn attach(
         &self,
         inner: &mut LoaderState,
+        code: Option<&dyn JobCode>,
         interrupt_check: &InterruptCheck,
         notice: &Notice,
     ) -> Result<()> {
@@ -101,7 +104,10 @@ impl Loader {
             interrupt_check,
         );
         let mut departed = Vec::new();
-        let connection = self.connect(inner, interrupt_check)?;
+        let connection = Connection::open(
+            &self.options.paths,
+            &self.options.connect_options(interrupt_check),
+        )?;
         if let Some(credentials) = &self.options.credentials {
             request.provider =
                 Some(credentials.provider(&connection, timeout.left(), interrupt_check)?);
@@ -109,7 +115,7 @@ impl Loader {
         let attached = LoaderLink::attach(
             connection,
             request,
-            self.options.code.as_deref(),
+            code,
             &timeout,
             notice,
             &mut departed,
@@ -129,23 +135,6 @@ impl Loader {
         Ok(())
     }
 
-    /// Returns the connection of the preparation, if there is one, or else a new one.
-    fn connect(
-        &self,
-        inner: &mut LoaderState,
-        interrupt_check: &InterruptCheck,
-    ) -> Result<Connection> {
-        if let Some(preparation) = inner.preparation.take()
-            && let Some(connection) = preparation.connection(interrupt_check)?
-        {
-            return Ok(connection);
-        }
-        Connection::open(
-            &self.options.paths,
-            &self.options.connect_options(interrupt_check),
-        )
-    }
-
     /// Attaches anew if the connection was lost while no call was waiting. The thread `watch` calls it.
     pub(super) fn reattach_if_lost(&self) {
         // A call of the user holds the lock, and notices the loss itself.
@@ -160,7 +149,7 @@ impl Loader {
         if !is_due || inner.closed {
             return;
         }
-        let reattached = self.reconnect_with(&mut inner, &self.until_closing(), &no_notice());
+        let reattached = self.reconnect_with(&mut inner, None, &self.until_closing(), &no_notice());
         // This rank may make no request before the others come, and they wait for it. Only the watch can try again.
         inner.failed = reattached
             .err()
@@ -169,13 +158,24 @@ impl Loader {
 
     pub(super) fn reconnect(&self, inner: &mut LoaderState) -> Result<()> {
         inner.failed = None;
-        self.reconnect_with(inner, &self.options.interrupt_check, &self.options.notice)
+        let code = self.options.code.as_deref();
+        if let Some(code) = code {
+            // A stream that is opened anew makes its samples from this job's memory as it is now.
+            code.is_current()?;
+        }
+        self.reconnect_with(
+            inner,
+            code,
+            &self.options.interrupt_check,
+            &self.options.notice,
+        )
     }
 
     /// Drops the connection with all unread messages, and attaches anew. Starts a coordinator if there is none.
     fn reconnect_with(
         &self,
         inner: &mut LoaderState,
+        code: Option<&dyn JobCode>,
         interrupt_check: &InterruptCheck,
         notice: &Notice,
     ) -> Result<()> {
@@ -188,7 +188,7 @@ impl Loader {
         }
         let timeout = Timeout::new(self.options.reconnect, interrupt_check);
         let mut pause = FIRST_PAUSE;
-        while let Err(e) = self.attach(inner, interrupt_check, notice) {
+        while let Err(e) = self.attach(inner, code, interrupt_check, notice) {
             if !may_pass(&e) || timeout.is_over() {
                 return Err(e);
             }
@@ -199,7 +199,7 @@ impl Loader {
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
         if inner.position.is_iterating() {
-            self.announce_epoch(inner);
+            self.announce_epoch(inner, code)?;
         }
         let time = began.elapsed();
         let mut stats = self.lock_stats();

@@ -28,10 +28,11 @@
 //! The file is mapped here and then sealed. From then on nobody, not even this process, can map it writable or write it
 //! through a descriptor. Consumers get [`StagingPool::reader_fd`].
 //!
-//! Processes that run user code fill slots too. Their fork server maps the file before it is sealed
-//! ([`StagingPool::create_with`]), and its children inherit that mapping. Such a process is trusted to write only the
-//! slot that it was given, and only until it reports the sample or is dead. Until then the slot's [`SlotMut`] is held,
-//! and nobody looks at the slot.
+//! Processes that run user code fill slots too. They map a pool that is not sealed against writing
+//! ([`StagingPool::create_shared`]), because the processes of today may end, and others go on with the same pool. Such a
+//! process is trusted to write only the slot that it was given, and only until it reports the sample or is dead. Until
+//! then the slot's [`SlotMut`] is held, and nobody looks at the slot. Consumers have a descriptor that cannot write, and
+//! the file belongs to its user alone.
 #![expect(
     unsafe_code,
     reason = "hands out disjoint parts of the mapping as slices"
@@ -46,7 +47,7 @@ use std::time::Duration;
 
 use self::large::LargeArea;
 pub(crate) use self::large::Marker;
-use crate::error::{ErrorKind, Result, invalid};
+use crate::error::{Result, invalid};
 use crate::lock::lock;
 use crate::mapping::{self, HUGE, Mapping, page_size};
 
@@ -282,31 +283,30 @@ impl StagingPool {
     /// # Errors
     /// If memory is short. The error states the bytes wanted, the bytes available and a remedy.
     pub fn create(layout: Layout) -> Result<Self> {
-        let pool = Self::create_with(layout, |_| Ok(()))?;
+        let pool = Self::reserve(layout)?;
+        // After this, not even this process can make another writable mapping.
+        mapping::seal(WHAT, &pool.area.file, mapping::write_seals())?;
         // Only here, because a pool that other processes write is hardly touched through this mapping.
         (pool.area.mapping).populate_for_writing(0..pool.layout().total_bytes());
         Ok(pool)
     }
 
-    /// Creates a pool that other processes write too. `share` passes the descriptor to them, and returns when they have
-    /// mapped it.
+    /// Creates a pool that other processes write too. They map its [`file`](Self::file).
     ///
     /// # Errors
-    /// As for [`create`](Self::create), and any error of `share`.
-    pub fn create_with<K: From<ErrorKind>>(
-        layout: Layout,
-        share: impl FnOnce(BorrowedFd<'_>) -> std::result::Result<(), coprep_error::Error<K>>,
-    ) -> std::result::Result<Self, coprep_error::Error<K>> {
+    /// As for [`create`](Self::create).
+    pub fn create_shared(layout: Layout) -> Result<Self> {
+        let pool = Self::reserve(layout)?;
+        mapping::seal(WHAT, &pool.area.file, mapping::size_seals())?;
+        Ok(pool)
+    }
+
+    fn reserve(layout: Layout) -> Result<Self> {
         let bytes = layout.total_bytes();
         let large =
             (layout.large).map(|of| LargeArea::new(layout.large_start(), of.limit, layout.buffers));
         let end = large.as_ref().map_or(bytes, LargeArea::end);
-        let (file, mapping) = mapping::huge_memory_file(WHAT, "coprep-staging", bytes, end)
-            .map_err(coprep_error::Error::from_lower)?;
-        share(file.as_fd())?;
-        // After this, not even this process can make another writable mapping. The others keep theirs.
-        mapping::seal(WHAT, &file, mapping::write_seals())
-            .map_err(coprep_error::Error::from_lower)?;
+        let (file, mapping) = mapping::huge_memory_file(WHAT, "coprep-staging", bytes, end)?;
         let free = Mutex::new(FreeBuffers {
             buffers: (0..layout.buffers).rev().collect(),
             is_retired: false,
@@ -321,6 +321,12 @@ impl StagingPool {
                 on_free: OnceLock::new(),
             }),
         })
+    }
+
+    /// Returns the file, for a process that is trusted to write slots of a [shared](Self::create_shared) pool.
+    #[must_use]
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.area.file.as_fd()
     }
 
     /// Returns the layout of the area.

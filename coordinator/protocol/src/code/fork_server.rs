@@ -1,60 +1,11 @@
-//! The messages that start and end processes: between the coordinator and a zygote, and between it and a fork server.
+//! The messages between the coordinator and a fork server, which start and end workers.
 
 use serde::{Deserialize, Serialize};
-
-/// A request to a zygote.
-#[derive(Serialize, Debug)]
-#[serde(tag = "do", rename_all = "snake_case")]
-pub enum ZygoteRequest<'a> {
-    /// Import the modules that fork servers will need. There is no answer: a fork server that cannot import them
-    /// reports why.
-    Import {
-        /// See [`UserCode::prelude`](crate::message::UserCode::prelude).
-        prelude: &'a str,
-    },
-    /// Start a fork server. Its end of its socket comes with the message. Answered by [`ZygoteEvent::Exited`] or
-    /// [`ZygoteEvent::Failed`].
-    ForkServer {
-        /// Number of the fork server, never used before.
-        number: u32,
-        /// Modules that the fork server will need, imported before it is forked.
-        prelude: &'a str,
-        /// `true` if the fork server begins as a new process that imports its modules by itself.
-        anew: bool,
-    },
-    /// End a fork server. Answered by [`ZygoteEvent::Exited`].
-    Kill {
-        /// Number of the fork server.
-        number: u32,
-    },
-}
-
-/// An event reported by a zygote.
-#[derive(Deserialize, Debug)]
-#[serde(tag = "event", rename_all = "lowercase")]
-pub enum ZygoteEvent {
-    /// A fork server has ended and was reaped.
-    Exited {
-        /// Number of the fork server.
-        number: u32,
-        /// Exit status in the form of `wait(2)`.
-        status: i32,
-    },
-    /// A fork server could not be started.
-    Failed {
-        /// Number of the fork server.
-        number: u32,
-        /// Reason, for people.
-        message: String,
-    },
-}
 
 /// A request to a fork server.
 #[derive(Serialize, Debug)]
 #[serde(tag = "do", rename_all = "lowercase")]
 pub enum ForkServerRequest {
-    /// Load the dataset from the descriptor. Answered by [`ForkServerEvent::Loaded`].
-    Load,
     /// Start a worker. Answered by [`ForkServerEvent::Forked`].
     Fork {
         /// Number of the worker, never used before.
@@ -87,8 +38,6 @@ pub enum ForkServerRequest {
         /// Seed from which all random numbers are derived.
         seed: u64,
     },
-    /// Unmap the staging area: no worker needs it any more.
-    Unmap,
     /// End a worker. Answered by [`ForkServerEvent::Exited`].
     Kill {
         /// Number of the worker.
@@ -100,12 +49,15 @@ pub enum ForkServerRequest {
 #[derive(Deserialize, Debug)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum ForkServerEvent {
-    /// The dataset has been loaded.
-    Loaded {
+    /// The fork server runs and has the dataset. The first event, and it comes without a request. A descriptor of the
+    /// process (pidfd) comes with it.
+    Ready {
+        /// Process id of the fork server.
+        pid: u32,
         /// Length of the dataset.
         samples: u64,
     },
-    /// A worker runs. Its socket came with the message.
+    /// A worker runs. Its socket and a descriptor of the process (pidfd) came with the message.
     Forked {
         /// Number of the worker.
         worker: u32,

@@ -1,22 +1,20 @@
 //! Loading a dataset of user code, and the inspection of its first samples.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use coprep_protocol::code::{self, Channel, Probed, Raised, WorkerReport};
 use coprep_protocol::message::UserCode;
-use coprep_shared_memory::staging::Layout;
 
 use crate::error::{ErrorKind, code_failed, invalid, os, sample_failed};
 use crate::produce::failure::Failure;
-use crate::produce::processes::IdleForkServer;
-use crate::produce::processes::fork_server::{ForkServer, Forked, REQUEST_TIMEOUT};
+use crate::produce::processes::fork_server::{
+    ForkServer, Forked, GivenServer, REQUEST_TIMEOUT, WorkerEnd,
+};
 use crate::produce::processes::sample_shape::SampleShape;
-use crate::produce::processes::zygote::Zygote;
 use crate::{Error, Result};
 
-/// User code that is loaded, but makes nothing yet.
+/// A fork server of user code whose samples are known, and which makes nothing yet.
 pub(crate) struct Loaded {
     pub(super) fork_server: Arc<ForkServer>,
     pub(crate) samples: u32,
@@ -38,29 +36,15 @@ pub(crate) struct Probing<F> {
 }
 
 impl Loaded {
-    /// Loads a dataset, as long as somebody waits for it, and inspects some of its samples. `anew`: the process has
-    /// imported nothing before.
-    pub(crate) fn load(
-        zygote: &Arc<Zygote>,
+    /// Takes over the fork server that a job has given, as long as somebody waits for it, and inspects some of the
+    /// dataset's samples.
+    pub(crate) fn start(
+        given: GivenServer,
         code: &UserCode,
-        dataset: &OwnedFd,
-        anew: bool,
         is_awaited: impl Fn() -> bool,
         probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
     ) -> Result<Loaded> {
-        let (fork_server, _) = ForkServer::start(zygote, code, dataset, anew, is_awaited)?;
-        Self::inspect(fork_server, code, probing)
-    }
-
-    /// Does the same with a fork server that has loaded the dataset before.
-    pub(crate) fn from_idle(
-        mut idle: IdleForkServer,
-        code: &UserCode,
-        probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
-    ) -> Result<Loaded> {
-        let fork_server = idle.fork_server.take();
-        let fork_server =
-            fork_server.ok_or_else(|| code_failed("the dataset's process is gone"))?;
+        let fork_server = ForkServer::start(given, is_awaited)?;
         Self::inspect(fork_server, code, probing)
     }
 
@@ -96,11 +80,6 @@ impl Loaded {
                 Err(e)
             }
         }
-    }
-
-    /// Gives the staging area to the workers that are forked later.
-    pub(crate) fn map(&self, layout: &Layout, seed: u64, file: BorrowedFd<'_>) -> Result<()> {
-        self.fork_server.map(layout, &self.shape, seed, file)
     }
 
     /// Ends the fork server of a dataset that nobody uses.
@@ -182,19 +161,18 @@ fn inspect_once(
     let Forked { number, socket, .. } = fork_server.fork(0, 1, None, &[])?;
     let mut channel = Channel::new(socket);
     let gone = |e: std::io::Error| {
-        let how = fork_server.exited(number, Duration::from_secs(2));
-        let how = how.ok().flatten();
+        let end = fork_server.wait_for_worker(number, Duration::from_secs(2));
         // Workers end with their fork server. Its end may become known before or after that of its workers.
         if let Some(killed) = fork_server.ended_while("to make the first samples") {
             return InspectionError::from(killed);
         }
-        match how {
-            Some(how) => InspectionError {
+        match end {
+            Some(WorkerEnd::Alone(how)) => InspectionError {
                 error: code_failed(format!("the worker that made the first samples {how}"))
                     .with_remedy("run with num_workers=0 to see what it does"),
                 has_ended: true,
             },
-            None => os("the first worker does not answer", e).into(),
+            _ => os("the first worker does not answer", e).into(),
         }
     };
     channel
@@ -204,7 +182,7 @@ fn inspect_once(
     let message = channel.receive(limit).map_err(gone)?.ok_or_else(|| {
         fork_server.kill(number);
         // The result of the wait does not matter. The wait keeps two such workers from working at the same time.
-        let _ = fork_server.exited(number, REQUEST_TIMEOUT);
+        let _ = fork_server.wait_for_worker(number, REQUEST_TIMEOUT);
         let limit = limit.as_secs_f64();
         code_failed(format!("the first samples took longer than {limit} s"))
             .with_remedy("give a longer timeout, or run with num_workers=0 to see why")

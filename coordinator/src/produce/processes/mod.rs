@@ -1,33 +1,35 @@
 //! Streams whose samples are made by the jobs' own code, in worker processes that all jobs of the stream share.
 //!
-//! * [`zygote`]: the process that has imported the modules that a program's datasets need, and that forks fork servers.
-//! * [`fork_server`]: the process that has loaded the dataset and forks workers.
+//! * [`fork_server`]: the process that has the dataset and forks workers. A job forks it from itself.
+//! * [`current_server`]: the fork server that a pool has at present.
 //! * [`worker`]: a thread per worker process, which keeps it busy and replaces it when it ends.
-//! * [`loading`]: a dataset that is loaded, and the inspection of its first samples.
+//! * [`loading`]: the inspection of a dataset's first samples.
 //! * [`sample_shape`]: the fields and sizes of its samples, as the inspection finds them.
 //! * [`task`]: the contract between a pool and the samples that it makes.
 //! * [`deadly`]: the samples that end their workers.
 //!
-//! The coordinator knows the command that starts that code, and the protocol of the processes that it starts
-//! ([`coprep_protocol::code`]). It does not know the code's language.
+//! The coordinator knows the protocol of these processes ([`coprep_protocol::code`]). It does not know the code's
+//! language, and starts none of them: a fork server ends with the job that it was forked from, and a job that waits for
+//! samples forks the next one. The samples that were made stay in their slots meanwhile, and the others stay queued.
 //!
 //! **Invariants.** A task ends exactly once: it is made, fails or is dropped, whatever happens to processes. A slot is
 //! given to another worker only when the process that may write it no longer exists.
 
+mod current_server;
 mod deadly;
 mod fork_server;
 mod loading;
 mod sample_shape;
 mod task;
 mod worker;
-mod zygote;
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use coprep_costs::MeasuredTimes;
 use coprep_shared_memory::lock::lock;
+use coprep_shared_memory::staging::StagingPool;
 use crossbeam::utils::CachePadded;
 
 use crate::Result;
@@ -35,20 +37,28 @@ use crate::caches::DatasetCache;
 use crate::error::os;
 use crate::observe::stalls::{BusyClock, StallClock};
 use crate::produce::deadline_queue::{Deadline, DeadlineQueue};
+use crate::connection::reply_queue::ReplyQueue;
+use crate::produce::processes::current_server::CurrentServer;
 use crate::produce::processes::deadly::DeadlySamples;
 use crate::produce::processes::fork_server::ForkServer;
+pub(crate) use crate::produce::processes::fork_server::{GivenServer, Giver};
 pub(crate) use crate::produce::processes::loading::{Loaded, Probing};
 pub(crate) use crate::produce::processes::sample_shape::SampleShape;
 pub(crate) use crate::produce::processes::task::{
     Begin, LargeRoom, Task, TaskEstimate, TaskOutcome,
 };
 use crate::produce::processes::worker::{PoolTask, Worker};
-pub(crate) use crate::produce::processes::zygote::Zygote;
 
-/// Reason why a process pool ended before its stream.
+/// Reason why a process pool cannot go on, or not for now.
 #[derive(Clone, Debug)]
 pub(crate) enum Trouble {
-    /// Its fork server ended.
+    /// Its fork server ended, and another one may take its place.
+    LostServer {
+        how: String,
+        /// `true` if it had made a sample, or ended with its job.
+        was_of_use: bool,
+    },
+    /// Its fork server failed.
     ForkServer(String),
     /// A thread panicked.
     Defect(&'static str),
@@ -57,7 +67,7 @@ pub(crate) enum Trouble {
 impl std::fmt::Display for Trouble {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Trouble::ForkServer(why) => {
+            Trouble::ForkServer(why) | Trouble::LostServer { how: why, .. } => {
                 write!(f, "the process that runs its dataset's code: {why}")
             }
             Trouble::Defect(what) => {
@@ -67,37 +77,26 @@ impl std::fmt::Display for Trouble {
     }
 }
 
-/// A fork server that has loaded a dataset and has nothing to do.
-pub(crate) struct IdleForkServer {
-    /// The fork server, or `None` once it was taken.
-    fork_server: Option<Arc<ForkServer>>,
-    since: Instant,
+/// The memory that workers write samples to, and the form of the samples.
+pub(crate) struct WorkerStaging {
+    pub(crate) pool: StagingPool,
+    pub(crate) shape: SampleShape,
+    /// Seed of the stream.
+    pub(crate) seed: u64,
 }
 
-impl IdleForkServer {
-    /// Returns how long the fork server has been idle.
-    pub(crate) fn time(&self) -> Duration {
-        self.since.elapsed()
-    }
-
-    pub(crate) fn is_alive(&self) -> bool {
-        self.fork_server
-            .as_ref()
-            .is_some_and(|fork_server| fork_server.ended().is_none())
-    }
-}
-
-impl Drop for IdleForkServer {
-    fn drop(&mut self) {
-        if let Some(fork_server) = &self.fork_server {
-            fork_server.close();
-        }
+impl WorkerStaging {
+    fn map(&self, fork_server: &ForkServer) -> Result<()> {
+        fork_server.map(self.pool.layout(), &self.shape, self.seed, self.pool.file())
     }
 }
 
 /// The worker processes of a stream.
 pub(crate) struct ProcessPool {
-    fork_server: Arc<ForkServer>,
+    server: CurrentServer,
+    /// Number of samples that the present fork server has made.
+    made: AtomicU64,
+    staging: WorkerStaging,
     workers: u32,
     /// Longest time without a message from a worker that has something to do.
     timeout: Duration,
@@ -116,26 +115,43 @@ pub(crate) struct ProcessPool {
     on_trouble: OnceLock<Box<dyn Fn(Trouble) + Send + Sync>>,
 }
 
+/// Options of a pool.
+pub(crate) struct PoolOptions {
+    pub(crate) workers: u32,
+    /// Longest time without a message from a worker that has something to do.
+    pub(crate) timeout: Duration,
+    /// Cache of the deterministic parts.
+    pub(crate) cache: Option<Arc<DatasetCache>>,
+    /// `true` if stalls are attributed.
+    pub(crate) attributes: bool,
+}
+
 /// Chunks of samples that may wait per worker before the next minibatch is drawn.
 const WAITING: u32 = 2;
 
 impl ProcessPool {
-    /// Starts the threads. Each thread starts its process when there is something to do.
+    /// Gives the staging area to the fork server, and starts the threads. Each thread starts its process when there is
+    /// something to do.
     pub(crate) fn start(
         loaded: Loaded,
-        workers: u32,
-        timeout: Duration,
-        cache: Option<Arc<DatasetCache>>,
-        attributes: bool,
+        staging: WorkerStaging,
+        options: PoolOptions,
     ) -> Result<Arc<ProcessPool>> {
-        let process_pool = Self::new(loaded.fork_server, workers, timeout, cache, attributes);
+        let fork_server = loaded.fork_server;
+        if let Err(e) = staging.map(&fork_server) {
+            fork_server.close();
+            return Err(e);
+        }
+        let workers = options.workers;
+        let process_pool = Self::new(fork_server.clone(), staging, options);
+        process_pool.watch(&fork_server);
         for number in 0..workers {
             let worker = Worker::new(process_pool.clone(), number);
             let started = std::thread::Builder::new()
                 .name(format!("code-{number}"))
                 .spawn(move || worker.run());
             if let Err(e) = started {
-                drop(process_pool.dismiss());
+                process_pool.dismiss();
                 return Err(os("cannot start a thread", e));
             }
         }
@@ -145,16 +161,17 @@ impl ProcessPool {
     /// Creates a pool without threads.
     fn new(
         fork_server: Arc<ForkServer>,
-        workers: u32,
-        timeout: Duration,
-        cache: Option<Arc<DatasetCache>>,
-        attributes: bool,
+        staging: WorkerStaging,
+        options: PoolOptions,
     ) -> Arc<ProcessPool> {
+        let attributes = options.attributes;
         Arc::new(ProcessPool {
-            fork_server,
-            workers,
-            timeout,
-            cache,
+            server: CurrentServer::new(fork_server),
+            made: AtomicU64::new(0),
+            staging,
+            workers: options.workers,
+            timeout: options.timeout,
+            cache: options.cache,
             queue: DeadlineQueue::new(),
             stuck: AtomicU32::new(0),
             deadly: DeadlySamples::default(),
@@ -165,7 +182,117 @@ impl ProcessPool {
         })
     }
 
-    /// Sets the function that is called when the pool ends by itself.
+    // The fork server.
+
+    /// Returns `true` if a job should give a fork server.
+    pub(crate) fn wants_server(&self) -> bool {
+        self.server.is_absent() && !self.is_over()
+    }
+
+    /// Takes a fork server, unless there is one. It gets ready in the background.
+    pub(crate) fn give_server(self: &Arc<Self>, given: GivenServer) {
+        let giver = given.giver.clone();
+        // A fork server that is not needed finds its socket closed.
+        if self.is_over() || !self.server.begin(&giver.reply_queue) {
+            return;
+        }
+        let (process_pool, job) = (self.clone(), giver.clone());
+        let start = move || process_pool.start_server(given, &job);
+        let started = std::thread::Builder::new()
+            .name("start-server".into())
+            .spawn(start);
+        if let Err(e) = started {
+            self.server.finish(&giver.reply_queue, None);
+            self.tell(Trouble::LostServer {
+                how: format!("cannot be heard: {e}"),
+                was_of_use: false,
+            });
+        }
+    }
+
+    fn start_server(self: &Arc<Self>, given: GivenServer, giver: &Giver) {
+        let is_awaited = || !self.is_over() && !giver.is_gone();
+        let started = ForkServer::start(given, is_awaited).and_then(|server| {
+            let mapped = self.staging.map(&server);
+            if mapped.is_err() {
+                server.close();
+            }
+            mapped.map(|()| server)
+        });
+        match started {
+            Ok(server) => {
+                self.made.store(0, Ordering::Relaxed);
+                let job = &giver.reply_queue;
+                if self.server.finish(job, Some(server.clone())) && !self.is_over() {
+                    self.watch(&server);
+                } else {
+                    server.close();
+                }
+            }
+            Err(e) => {
+                self.server.finish(&giver.reply_queue, None);
+                self.tell(Trouble::LostServer {
+                    how: e.to_string(),
+                    was_of_use: giver.is_gone(),
+                });
+            }
+        }
+    }
+
+    /// Has the pool look for another fork server when this one ends.
+    fn watch(self: &Arc<Self>, server: &Arc<ForkServer>) {
+        // Weak, because the fork server keeps this function.
+        let (process_pool, watched) = (Arc::downgrade(self), Arc::downgrade(server));
+        server.on_end(move || {
+            if let Some((process_pool, server)) = process_pool.upgrade().zip(watched.upgrade()) {
+                process_pool.lost(&server);
+            }
+        });
+        // The job may have left while the fork server was starting.
+        if server.giver.is_gone() {
+            self.end_server_of(&server.giver.reply_queue);
+        }
+    }
+
+    /// Records the end of a fork server.
+    fn lost(&self, server: &Arc<ForkServer>) {
+        if self.server.remove(server) && !self.is_over() && !server.is_closing() {
+            self.tell(Trouble::LostServer {
+                how: server.ended().unwrap_or_default(),
+                was_of_use: self.made.load(Ordering::Relaxed) > 0 || server.giver.is_gone(),
+            });
+        }
+    }
+
+    /// Ends the fork server of a job, which leaves the stream. Returns `true` if there was one.
+    pub(crate) fn end_server_of(&self, job: &Arc<ReplyQueue>) -> bool {
+        self.server
+            .remove_of(job)
+            .inspect(|server| server.close())
+            .is_some()
+    }
+
+    /// Ends the fork server, because no job iterates an epoch, unless its job wants to keep it. Returns its process id.
+    pub(crate) fn end_idle_server(&self) -> Option<u32> {
+        let server = self
+            .server
+            .remove_if(|server| !server.giver.is_persistent)?;
+        server.close();
+        Some(server.pid())
+    }
+
+    fn server(&self) -> Option<Arc<ForkServer>> {
+        self.server.get()
+    }
+
+    /// Waits for a fork server for a while.
+    fn wait_for_server(&self, limit: Duration) {
+        if !self.is_over() {
+            self.server.wait(limit);
+        }
+    }
+
+    /// Sets the function that is called when the pool ends by itself, and when its fork server does.
     pub(crate) fn on_trouble(&self, tell: impl Fn(Trouble) + Send + Sync + 'static) {
         let _ = self.on_trouble.set(Box::new(tell));
     }
@@ -210,23 +337,14 @@ impl ProcessPool {
     }
 
     pub(crate) fn pids(&self) -> Vec<u32> {
-        self.fork_server.pids()
+        self.server().map_or(Vec::new(), |server| server.pids())
     }
 
-    /// Ends threads and workers. Returns the fork server, which has the dataset in memory, unless the pool had failed.
-    pub(crate) fn dismiss(&self) -> Option<IdleForkServer> {
-        // This fails if the pool has ended by itself, or its fork server has.
-        let well = self.over.set(None).is_ok() && self.fork_server.ended().is_none();
-        self.drain();
-        if !well {
-            self.fork_server.close();
-            return None;
-        }
-        self.fork_server.become_idle();
-        Some(IdleForkServer {
-            fork_server: Some(self.fork_server.clone()),
-            since: Instant::now(),
-        })
+    /// Ends threads, workers and the fork server.
+    pub(crate) fn dismiss(&self) {
+        // This fails if the pool has ended by itself.
+        let _ = self.over.set(None);
+        self.close();
     }
 
     /// Ends a pool that cannot go on, and reports the reason.
@@ -234,11 +352,23 @@ impl ProcessPool {
         if self.over.set(Some(trouble.clone())).is_err() {
             return;
         }
-        self.fork_server.close();
-        self.drain();
+        self.close();
+        self.tell(trouble);
+    }
+
+    fn tell(&self, trouble: Trouble) {
         if let Some(tell) = self.on_trouble.get() {
             tell(trouble);
         }
+    }
+
+    /// Ends the fork server of a pool that is over, and drops the queued tasks.
+    fn close(&self) {
+        if let Some(server) = self.server.remove_if(|_| true) {
+            server.close();
+        }
+        self.server.notify();
+        self.drain();
     }
 
     fn is_over(&self) -> bool {
@@ -314,7 +444,30 @@ impl ProcessPool {
         if let Some(mut clock) = self.clock() {
             clock.took(times);
         }
+        self.made.fetch_add(1, Ordering::Relaxed);
         self.typical.observe(times.total());
+    }
+}
+
+#[cfg(test)]
+impl ProcessPool {
+    /// Returns a pool without threads, whose staging area nobody writes.
+    fn of_test(fork_server: Arc<ForkServer>, workers: u32) -> Arc<ProcessPool> {
+        use coprep_shared_memory::staging::Layout;
+
+        let layout = Layout::new(&[8], 1, 1).expect("a layout");
+        let staging = WorkerStaging {
+            pool: StagingPool::create_shared(layout).expect("memory"),
+            shape: SampleShape::default(),
+            seed: 0,
+        };
+        let options = PoolOptions {
+            workers,
+            timeout: Duration::from_secs(60),
+            cache: None,
+            attributes: false,
+        };
+        Self::new(fork_server, staging, options)
     }
 }
 

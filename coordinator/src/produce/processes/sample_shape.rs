@@ -12,7 +12,7 @@ const BLOB_MARGIN: u64 = 2;
 const LEAST_BLOB: u64 = 64;
 
 /// Fields and sizes of the samples of a dataset.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct SampleShape {
     /// Fields, the blob among them, without the index.
     pub(crate) fields: Vec<Field>,

@@ -10,7 +10,8 @@
 //!
 //! A sample on which a worker ended is given to another worker once, alone. If that one ends too, the sample has
 //! failed, and fails at once when it is drawn again ([`deadly`](super::deadly)). Samples that the process had not begun
-//! go back without a mark, unless the process ended before it had made any.
+//! go back without a mark, unless the process ended before it had made any. If the worker ended with its fork server, no
+//! sample is at fault, and all of them wait for the next fork server.
 //!
 //! * [`reports`]: the process's messages, and the samples that it has written.
 //! * [`room`]: memory for samples that are larger than their slots.
@@ -41,7 +42,7 @@ use crate::caches::DatasetCache;
 use crate::error::{from_lower, os};
 use crate::produce::deadline_queue::Deadline;
 use crate::produce::processes::deadly::Verdict;
-use crate::produce::processes::fork_server::Forked;
+use crate::produce::processes::fork_server::{ForkServer, Forked};
 use crate::produce::processes::worker::room::Want;
 use crate::produce::processes::{Begin, ProcessPool, Task, TaskEstimate, TaskOutcome, Trouble};
 
@@ -130,6 +131,7 @@ pub(super) struct Worker {
 }
 
 struct WorkerProcess {
+    fork_server: Arc<ForkServer>,
     number: u32,
     pid: u32,
     channel: Channel,
@@ -212,6 +214,11 @@ impl Worker {
         if self.want.is_some() {
             return self.make_room();
         }
+        if self.chunks.is_empty() && !self.has_server() {
+            self.process_pool
+                .wait_for_server(poll_every(POLL_INTERVAL));
+            return Ok(());
+        }
         if self.chunks.len() < self.ahead() {
             let tasks = self.take();
             if !tasks.is_empty() {
@@ -257,6 +264,12 @@ impl Worker {
             Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Err(String::new()),
             Err(e) => Err(e.to_string()),
         }
+    }
+
+    /// Returns `true` if there is a process, or a fork server that can start one.
+    fn has_server(&self) -> bool {
+        let is_running = |p: &WorkerProcess| !p.fork_server.is_closing();
+        self.process.as_ref().is_some_and(is_running) || self.process_pool.server().is_some()
     }
 
     fn ahead(&self) -> usize {
@@ -353,21 +366,12 @@ impl Worker {
         let idle = self.chunks.len() == 1;
         if idle && let Some(process) = self.process.take_if(|p| p.channel.is_disconnected()) {
             // The process ended while it had nothing to do, so no sample is at fault.
-            if self.reap(process.number, process.pid, "").is_none() {
+            if self.reap(&process, "").is_none() {
                 return Ok(());
             }
         }
-        if self.process.is_none() {
-            match self.start() {
-                Ok(process) => {
-                    self.process = Some(process);
-                    self.has_made = false;
-                }
-                Err(e) => {
-                    self.end_pool(e.to_string());
-                    return Ok(());
-                }
-            }
+        if self.process.is_none() && !self.start() {
+            return Ok(());
         }
         // Nothing was expected of a process that had nothing to do. Its time limit begins now.
         if idle {
@@ -400,14 +404,38 @@ impl Worker {
             .map_err(|_| String::new())
     }
 
-    fn start(&self) -> Result<WorkerProcess> {
+    /// Starts a process. Returns `false` if there is none now, and its samples have gone back or were dropped.
+    fn start(&mut self) -> bool {
+        let Some(fork_server) = self.process_pool.server() else {
+            self.put_back_all();
+            return false;
+        };
+        match self.start_with(&fork_server) {
+            Ok(process) => {
+                self.process = Some(process);
+                self.has_made = false;
+                true
+            }
+            // The next fork server will start one.
+            Err(_) if fork_server.is_over() || fork_server.is_closing() => {
+                self.put_back_all();
+                false
+            }
+            Err(e) => {
+                self.end_pool(e.to_string());
+                false
+            }
+        }
+    }
+
+    fn start_with(&self, fork_server: &Arc<ForkServer>) -> Result<WorkerProcess> {
         let scratch = match &self.process_pool.cache {
             Some(_) => (0..CHUNKS).map(|_| scratch_file()).collect::<Result<_>>()?,
             None => Vec::new(),
         };
         let descriptors: Vec<RawFd> = scratch.iter().map(File::as_raw_fd).collect();
         let task_table = TaskTable::create(ENTRIES).map_err(from_lower)?;
-        let (fork_server, workers) = (&self.process_pool.fork_server, self.process_pool.workers);
+        let workers = self.process_pool.workers;
         let Forked {
             number,
             pid,
@@ -415,6 +443,7 @@ impl Worker {
         } = fork_server.fork(self.id, workers, Some(task_table.as_fd()), &descriptors)?;
         tracing::debug!(worker = self.id, pid, "a worker of user code starts");
         Ok(WorkerProcess {
+            fork_server: fork_server.clone(),
             number,
             pid,
             channel: Channel::new(socket),

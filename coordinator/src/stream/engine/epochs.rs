@@ -32,6 +32,7 @@ impl Engine {
     pub(crate) fn epoch_started(&mut self, rank_id: RankId, epoch: u64) {
         if let Some(consumer) = self.consumer(rank_id) {
             consumer.pace.begin(epoch, Instant::now());
+            consumer.is_in_pass = true;
         }
         self.scheduler
             .epoch_started(JobId(rank_id.job), rank_id.rank, epoch);

@@ -38,6 +38,7 @@ use crate::stream::engine::orders::CohortOrders;
 use crate::stream::engine::requests::{agree, job_spec};
 use crate::stream::engine::skipping::Failures;
 use crate::stream::engine::status::add_stalls;
+use crate::stream::servers::ServerSearch;
 use crate::stream::late_binding::{BindingId, BoundSlot, SlotBinder};
 use crate::stream::{Drawn, Numbers, RankId, StreamConfig};
 
@@ -80,6 +81,8 @@ pub(crate) struct Engine {
     unsent: Vec<Weak<SampleError>>,
     /// The GPUs that batches go to.
     gpus: BTreeMap<GpuKey, StreamGpu>,
+    /// The search for a fork server.
+    pub(super) servers: ServerSearch,
 }
 
 /// A training run that is attached to a stream.
@@ -134,6 +137,7 @@ impl Engine {
             failures: Failures::default(),
             unsent: Vec::new(),
             gpus: BTreeMap::new(),
+            servers: ServerSearch::default(),
         }
     }
 

@@ -133,7 +133,6 @@ mod tests {
             seed: 7,
             numbers: Numbers::Batches,
             producer,
-            code_key: 0,
             identity: None,
             dataset_name: String::new(),
             pipeline_text: String::new(),

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::produce::failure::Failure;
+use crate::produce::processes::fork_server::WorkerEnd;
 use crate::produce::processes::worker::{ATTEMPTS, Chunk, PAUSES, PoolTask, Worker, WorkerProcess};
 use crate::produce::processes::{TaskOutcome, Trouble};
 
@@ -13,8 +14,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Time after which a killed process that is still there is reported, and between two such reports. A process that
 /// waits for storage ends only when the storage has answered.
 const SLOW_END: Duration = Duration::from_secs(60);
-/// Longest time for a killed process to end. Storage that answers at all has answered by then. It is longer than a
-/// zygote that is importing takes to report the end of a fork server, which ends the wait as well.
+/// Longest time for a killed process to end. Storage that answers at all has answered by then.
 const LONGEST_END: Duration = Duration::from_secs(900);
 
 impl Chunk {
@@ -35,16 +35,22 @@ impl Worker {
             return;
         }
         let name = self.name();
-        let Some(WorkerProcess { number, pid, .. }) = self.process.take() else {
+        let Some(process) = self.process.take() else {
             return self.blame(&name, why, why);
         };
-        let Some(exited) = self.reap(number, pid, why) else {
-            return;
+        let exited = match self.reap(&process, why) {
+            None => return,
+            Some(WorkerEnd::WithServer) => {
+                // The process is gone, so its written samples are complete. An error here changes nothing.
+                let _ = self.take_written();
+                return self.put_back_all();
+            }
+            Some(WorkerEnd::Alone(how)) => how,
         };
         let how = if why.is_empty() { exited } else { why.into() };
         tracing::warn!(
             worker = self.id,
-            pid,
+            pid = process.pid,
             how,
             "a worker of user code is replaced"
         );
@@ -57,15 +63,15 @@ impl Worker {
     }
 
     /// Ends a process, and returns how it ended once it is gone. `why` is empty if it ends by itself. Returns `None` if
-    /// the pool has ended meanwhile; it is ended here if nobody will tell how the process ends.
+    /// the pool has ended meanwhile; it is ended here if the process does not end.
     ///
     /// The process must be gone before its slots are given to anybody else, because it may still be writing them. Nor
     /// may an iterable dataset be iterated twice at the same time: its stream has one worker, whose next process is
     /// started after this. PyTorch's workers of the former process are gone as well. They hold its socket too, so the
     /// socket is not lost before they have ended. If the process is killed here, the kernel sends them SIGKILL
     /// (`end_with_parent` in `_processes.py`) before it reports that their parent has ended.
-    pub(super) fn reap(&mut self, number: u32, pid: u32, why: &str) -> Option<String> {
-        self.wait_for_end(number, pid, why).unwrap_or_else(|why| {
+    pub(super) fn reap(&mut self, process: &WorkerProcess, why: &str) -> Option<WorkerEnd> {
+        self.wait_for_end(process, why).unwrap_or_else(|why| {
             self.end_pool(why);
             None
         })
@@ -75,23 +81,29 @@ impl Worker {
     /// has ended meanwhile.
     ///
     /// # Errors
-    /// With the reason why its end will not be known.
-    fn wait_for_end(&self, number: u32, pid: u32, why: &str) -> Result<Option<String>, String> {
-        let fork_server = &self.process_pool.fork_server;
+    /// With the reason, if it does not end.
+    fn wait_for_end(
+        &self,
+        process: &WorkerProcess,
+        why: &str,
+    ) -> Result<Option<WorkerEnd>, String> {
+        let (fork_server, number, pid) = (&process.fork_server, process.number, process.pid);
         if why.is_empty()
-            && let Some(how) = fork_server.exited(number, GRACE)?
+            && let Some(end) = fork_server.wait_for_worker(number, GRACE)
         {
-            return Ok(Some(how));
+            return Ok(Some(end));
         }
         fork_server.kill(number);
         let killed = Instant::now();
         let mut next_report = SLOW_END;
         while !self.process_pool.is_over() {
-            if let Some(how) = fork_server.exited(number, CHECK_INTERVAL)? {
-                return Ok(Some(how));
+            if let Some(end) = fork_server.wait_for_worker(number, CHECK_INTERVAL) {
+                return Ok(Some(end));
             }
             let waited = killed.elapsed();
-            if waited >= LONGEST_END {
+            // Nobody kills a worker whose fork server is gone but the kernel, which has tried. The worker may be frozen,
+            // or wait for storage. The stream is opened anew with other memory, so that its jobs need not wait for that.
+            if waited >= LONGEST_END || fork_server.is_over() {
                 let (id, waited) = (self.id, waited.as_secs());
                 return Err(format!(
                     "its worker {id} (process {pid}) is still there {waited} s after it was killed"
@@ -172,6 +184,17 @@ impl Worker {
         }
     }
 
+    /// Gives all samples of the process back, none of which is at fault.
+    pub(super) fn put_back_all(&mut self) {
+        let chunks = std::mem::take(&mut self.chunks);
+        let tasks: Vec<PoolTask> = chunks.into_iter().flat_map(|c| c.tasks).flatten().collect();
+        // The last one first, so that they are made in their order.
+        for mut task in tasks.into_iter().rev() {
+            task.work.put_back();
+            self.process_pool.requeue_first(task);
+        }
+    }
+
     /// Drops the remaining samples, because the process pool has ended and nobody will make them.
     pub(super) fn give_back(&mut self) {
         let chunks = std::mem::take(&mut self.chunks);
@@ -200,11 +223,26 @@ mod tests {
     /// Returns a worker's thread, the process's end of its fork server, and the reasons why its pool ended.
     fn worker() -> (Worker, Channel, Arc<Mutex<Vec<String>>>) {
         let (fork_server, process) = ForkServer::of_test(2);
-        let process_pool = ProcessPool::new(fork_server, 2, LIMIT, None, false);
+        let process_pool = ProcessPool::of_test(fork_server, 2);
         let troubles = Arc::new(Mutex::new(Vec::new()));
         let told = troubles.clone();
         process_pool.on_trouble(move |trouble| told.lock().unwrap().push(trouble.to_string()));
         (Worker::new(process_pool, 0), process, troubles)
+    }
+
+    /// Returns a process of this worker, and its end of its socket.
+    fn process_of(worker: &Worker) -> (WorkerProcess, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let process = WorkerProcess {
+            fork_server: worker.process_pool.server().unwrap(),
+            number: 0,
+            pid: 7,
+            channel: Channel::new(ours),
+            scratch: Vec::new(),
+            task_table: TaskTable::create(ENTRIES).unwrap(),
+            next_chunk: 0,
+        };
+        (process, theirs)
     }
 
     fn say(process: &Channel, event: &str) {
@@ -219,6 +257,7 @@ mod tests {
     #[test]
     fn a_process_that_dies_slowly_does_not_end_the_pool() {
         let (mut worker, mut process, troubles) = worker();
+        let (of_worker, _socket) = process_of(&worker);
         let fork_server = std::thread::spawn(move || {
             assert!(is_asked_to_kill(&mut process));
             // Meanwhile the fork server fails at something else.
@@ -226,53 +265,25 @@ mod tests {
                 &process,
                 r#"{"event": "failed", "worker": 1, "message": "cannot fork"}"#,
             );
-            say(
-                &process,
-                r#"{"event": "failed", "message": "cannot unmap"}"#,
-            );
             std::thread::sleep(3 * CHECK_INTERVAL);
             let exited = format!(r#"{{"event": "exited", "worker": 0, "how": "{KILLED}"}}"#);
             say(&process, &exited);
             process
         });
-        assert_eq!(worker.reap(0, 7, "took too long").as_deref(), Some(KILLED));
+        let end = worker.reap(&of_worker, "took too long");
+        assert_eq!(end, Some(WorkerEnd::Alone(KILLED.into())));
         assert!(!worker.process_pool.is_over());
         assert!(troubles.lock().unwrap().is_empty());
         drop(fork_server.join().unwrap());
     }
 
     #[test]
-    fn a_pool_whose_fork_server_ends_says_how_it_ended() {
-        let (mut worker, mut process, troubles) = worker();
-        let fork_server = std::thread::spawn(move || assert!(is_asked_to_kill(&mut process)));
-        assert_eq!(worker.reap(0, 7, "took too long"), None);
-        fork_server.join().unwrap();
-        assert_eq!(
-            *troubles.lock().unwrap(),
-            ["the process that runs its dataset's code: it ended (signal: 9)"]
-        );
-    }
-
-    #[test]
-    fn a_process_that_cannot_be_killed_ends_the_pool_with_the_reason() {
-        let (mut worker, process, troubles) = worker();
-        say(
-            &process,
-            r#"{"event": "failed", "worker": 0, "message": "cannot kill: not permitted"}"#,
-        );
-        assert_eq!(worker.reap(0, 7, "took too long"), None);
-        assert_eq!(
-            *troubles.lock().unwrap(),
-            ["the process that runs its dataset's code: cannot kill: not permitted"]
-        );
-    }
-
-    #[test]
     fn nobody_waits_for_a_process_of_a_pool_that_is_over() {
         let (mut worker, _process, troubles) = worker();
+        let (of_worker, _socket) = process_of(&worker);
         let process_pool = worker.process_pool.clone();
-        let dismissing = std::thread::spawn(move || drop(process_pool.dismiss()));
-        assert_eq!(worker.reap(0, 7, "took too long"), None);
+        let dismissing = std::thread::spawn(move || process_pool.dismiss());
+        assert_eq!(worker.reap(&of_worker, "took too long"), None);
         dismissing.join().unwrap();
         assert!(troubles.lock().unwrap().is_empty());
     }
@@ -321,39 +332,46 @@ mod tests {
         fn finish(self: Box<Self>, _: TaskOutcome) {}
     }
 
+    /// The end of a process in a test.
+    enum Ends {
+        Alone,
+        WithServer,
+    }
+
     /// Gives a sample to a process, which ends, and returns the number of ends for which the sample is blamed then.
-    fn blamed_for(has_made: bool, begins: bool) -> u32 {
-        let (mut worker, process, _) = worker();
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let task_table = TaskTable::create(ENTRIES).unwrap();
-        worker.process = Some(WorkerProcess {
-            number: 0,
-            pid: 7,
-            channel: Channel::new(ours),
-            scratch: Vec::new(),
-            task_table: task_table.clone(),
-            next_chunk: 0,
-        });
+    fn blamed_for(has_made: bool, begins: bool, ends: &Ends) -> u32 {
+        let (mut worker, fork_server, _) = worker();
+        let (process, socket) = process_of(&worker);
+        let task_table = process.task_table.clone();
+        worker.process = Some(process);
         worker.has_made = has_made;
         let task = PoolTask::new(Box::new(Sample), Deadline::default());
         worker.give(vec![task]).unwrap();
         if begins {
             assert!(task_table.begin(entry(0, 0)));
         }
-        drop(theirs);
-        say(
-            &process,
-            &format!(r#"{{"event": "exited", "worker": 0, "how": "{KILLED}"}}"#),
-        );
+        drop(socket);
+        let exited = format!(r#"{{"event": "exited", "worker": 0, "how": "{KILLED}"}}"#);
+        match ends {
+            Ends::Alone => say(&fork_server, &exited),
+            Ends::WithServer => drop(fork_server),
+        }
         worker.lost("");
+        assert!(!worker.process_pool.is_over());
         worker.process_pool.next(Duration::ZERO).unwrap().attempts
     }
 
     #[test]
     fn a_sample_is_blamed_if_it_was_begun_or_its_process_never_made_any() {
-        assert_eq!(blamed_for(true, true), 1);
-        assert_eq!(blamed_for(false, true), 1);
-        assert_eq!(blamed_for(false, false), 1);
-        assert_eq!(blamed_for(true, false), 0);
+        assert_eq!(blamed_for(true, true, &Ends::Alone), 1);
+        assert_eq!(blamed_for(false, true, &Ends::Alone), 1);
+        assert_eq!(blamed_for(false, false, &Ends::Alone), 1);
+        assert_eq!(blamed_for(true, false, &Ends::Alone), 0);
+    }
+
+    #[test]
+    fn no_sample_is_blamed_for_the_end_of_a_fork_server() {
+        assert_eq!(blamed_for(true, true, &Ends::WithServer), 0);
+        assert_eq!(blamed_for(false, false, &Ends::WithServer), 0);
     }
 }
