@@ -14,7 +14,7 @@ import pytest
 
 pytest.register_assert_rewrite("batches", "coordinators", "jobs", "waiting")
 
-from coordinators import coordinator_at, processes_of, wait_for_preparations  # noqa: E402
+from coordinators import coordinator_at, processes_of  # noqa: E402
 from jobs import Job, Start  # noqa: E402
 from photos import make_folder  # noqa: E402
 from waiting import until  # noqa: E402
@@ -66,7 +66,6 @@ def socket_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 def nothing_is_left(socket_path: Path) -> Iterator[None]:
     """Checks that none of the coordinator's processes is left once it has ended."""
     yield
-    wait_for_preparations()
     with contextlib.suppress(coprep.CoprepError):
         coprep.stop()
     until(lambda: not processes_of(socket_path), "every process ends", 5)

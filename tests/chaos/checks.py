@@ -464,7 +464,7 @@ def is_due(plan: Plan, kind: str, text: str, is_alone: bool = False) -> bool:
 
 
 def check_logs(plan: Plan, name: str, text: str) -> list[Finding]:
-    """Checks the log of the coordinator, its zygotes, fork servers and workers for panics."""
+    """Checks the log of the coordinator, fork servers and workers for panics."""
     if plan.failpoints:
         return []
     return [Finding("panic", f"{name}: {line.strip()[:300]}") for line in text.splitlines() if "panicked at" in line][

@@ -118,6 +118,8 @@ def _job(d: DrawState, number: int) -> Job:
         pause_s=draw_step(d),
         hold=d.rng.choice([1, 3, 8, 30]) if d.chance(0.3) else 0,
         write=d.chance(0.25),
+        threads=d.rng.choice([1, 4]) if d.chance(0.15) else 0,
+        ballast=d.rng.choice([8, 64, 256]) << 20 if d.chance(0.1) else 0,
         close=d.chance(0.7),
     )
     job = _with_cache(d, job, data)

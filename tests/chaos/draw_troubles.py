@@ -15,7 +15,9 @@ def _none(d: DrawState, plan: Plan) -> Plan:
 def _targets(d: DrawState, plan: Plan) -> str:
     has_code = any(not plan.datas[job.data].is_native for job in plan.jobs)
     code = 3 if has_code else 0
-    return d.pick(coordinator=5, job=3, worker=code, fork_server=code, zygote=code)
+    # A member of a cohort that never comes keeps the others waiting, as it must.
+    giver = 0 if any(job.cohort for job in plan.jobs) else code
+    return d.pick(coordinator=5, job=3, worker=code, fork_server=code, giver=giver, giver_and_server=giver)
 
 
 def draw_moment(d: DrawState, plan: Plan, target: str) -> At:
@@ -56,7 +58,7 @@ def _kills(d: DrawState, plan: Plan) -> Plan:
 def _stops(d: DrawState, plan: Plan) -> Plan:
     stops = []
     for _ in range(d.rng.choice([1, 2, 3])):
-        target = _targets(d, plan)
+        target = _targets(d, plan).removesuffix("_and_server")
         which = d.rng.randrange(len(plan.jobs)) if target == "job" else d.rng.randrange(100)
         stops.append(
             Fault("stop", draw_moment(d, plan, target), target, which, seconds=round(d.rng.uniform(0.05, 1.5), 2))

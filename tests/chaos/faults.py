@@ -36,6 +36,7 @@ class Process:
     parent: int
     state: str
     command: str
+    session: int = 0
 
     @property
     def is_zombie(self) -> bool:
@@ -57,8 +58,8 @@ def read(pid: int) -> Process | None:
     """Returns the present state of a process, or ``None`` if there is no such process."""
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{pid}/stat").read_text()
-        state, parent = text.rsplit(")", 1)[1].split()[:2]
-        return Process(pid, int(parent), state, text[text.index("(") + 1 : text.rindex(")")])
+        state, parent, _, session = text.rsplit(")", 1)[1].split()[:4]
+        return Process(pid, int(parent), state, text[text.index("(") + 1 : text.rindex(")")], int(session))
     return None
 
 
@@ -82,18 +83,18 @@ def targets(below: list[Process], target: str) -> list[int]:
 
     Args:
         below: all processes of the history.
-        target: ``coordinator``, ``zygote``, ``fork_server`` or ``worker``.
+        target: ``coordinator``, ``fork_server``, ``worker``, or ``giver``: a job that a fork server was forked from.
     """
-    coordinators = {p.pid for p in below if p.command == "coprep" and not p.is_zombie}
+    alive = [p for p in below if not p.is_zombie]
+    coordinators = {p.pid for p in alive if p.command == "coprep"}
     if target == "coordinator":
         return sorted(coordinators)
-    # A coordinator's children are zygotes, their children are fork servers, and those of fork servers are workers.
-    found = {p.pid for p in below if p.parent in coordinators and p.command != "coprep" and not p.is_zombie}
-    for kind in ("zygote", "fork_server", "worker"):
-        if kind == target:
-            break
-        found = {p.pid for p in below if p.parent in found and not p.is_zombie}
-    return sorted(found)
+    # A fork server has a session of its own. So has a coordinator, until it runs its program and has that name.
+    fork_servers = [p for p in alive if p.session == p.pid and p.command != "coprep"]
+    if target == "giver":
+        return sorted({p.parent for p in fork_servers})
+    servers = {p.pid for p in fork_servers}
+    return sorted({p.pid for p in alive if p.parent in servers} if target == "worker" else servers)
 
 
 def send(pid: int, number: signal.Signals) -> bool:

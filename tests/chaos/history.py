@@ -299,7 +299,7 @@ class History:
         if awaited:
             below = faults.descendants(os.getpid())
             for fault in awaited:
-                if faults.targets(below, fault.target):
+                if faults.targets(below, fault.target.removesuffix("_and_server")):
                     self._schedule(fault)
 
     def _schedule(self, fault: Fault) -> None:
@@ -330,7 +330,9 @@ class History:
         elif fault.kind in ("store", "objects"):
             self._fire_at_store(fault)
         elif fault.target == "job":
-            self._fire_at_job(fault)
+            self._fire_at_job(fault, fault.which)
+        elif fault.target.startswith("giver"):
+            self._fire_at_giver(fault)
         else:
             found = faults.targets(faults.descendants(os.getpid()), fault.target)
             if found:
@@ -364,8 +366,23 @@ class History:
         # Jobs that end later need the store again.
         self.later.append(Later(self.now() + fault.seconds, ends, is_owed=True))
 
-    def _fire_at_job(self, fault: Fault) -> None:
-        alive = [one for one in self.processes if one.part.job == fault.which and one.status is None]
+    def _fire_at_giver(self, fault: Fault) -> None:
+        """Signals a job that a fork server was forked from, and the fork server too if the plan says so."""
+        below = faults.descendants(os.getpid())
+        givers = set(faults.targets(below, "giver"))
+        found = [one for one in self.processes if one.pid in givers and one.status is None]
+        if not found:
+            return
+        giver = found[fault.which % len(found)]
+        if fault.target == "giver_and_server":
+            servers = set(faults.targets(below, "fork_server"))
+            for process in below:
+                if process.parent == giver.pid and process.pid in servers:
+                    self._signal(fault, process.pid)
+        self._fire_at_job(fault, giver.part.job)
+
+    def _fire_at_job(self, fault: Fault, number: int) -> None:
+        alive = [one for one in self.processes if one.part.job == number and one.status is None]
         if not alive:
             return
         if fault.kind == "stop":
@@ -375,12 +392,12 @@ class History:
         for one in alive:
             self._signal(fault, one.pid)
         # If an earlier kill has planned a start already, one start is enough.
-        if any(job == fault.which for _, job, _ in self.to_start):
+        if any(job == number for _, job, _ in self.to_start):
             return
         if fault.again:
-            self.to_start.append((self.now() + fault.again, fault.which, alive[0].part.attempt + 1))
+            self.to_start.append((self.now() + fault.again, number, alive[0].part.attempt + 1))
         else:
-            self.cut.add(fault.which)
+            self.cut.add(number)
 
     def _signal(self, fault: Fault, pid: int) -> None:
         if fault.kind == "kill":

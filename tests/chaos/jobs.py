@@ -6,11 +6,14 @@ import contextlib
 import faulthandler
 import gc
 import json
+import mmap
 import os
 import pickle
+import random
 import signal
 import struct
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -248,6 +251,7 @@ class Training:
         self._barrier = barrier
         self._held = Held(self)
         self._taken = 0
+        self._ballast = bytearray(self.job.ballast)
 
     def run(self) -> None:
         dataset = pipeline_of(self.data, self.room, self._keys())
@@ -258,6 +262,8 @@ class Training:
         if self.job.draws:
             draw_with_replacement(loader, self.job, self.data.samples)
         self.log("open", pid=os.getpid())
+        for _ in range(self.job.threads):
+            threading.Thread(target=_disturb, daemon=True).start()
         first = self._resume(loader)
         second = None
         if self.job.second:
@@ -301,6 +307,9 @@ class Training:
     def _epoch(self, loader: coprep.DataLoader, epoch: int, beside: coprep.DataLoader | None) -> None:
         job = self.job
         other = self._batches(beside, 1, epoch) if beside is not None else iter(())
+        if self._ballast:
+            # Every page is written, so that a process that was forked before has copies of its own.
+            self._ballast[:: mmap.PAGESIZE] = bytes([epoch % 256]) * len(self._ballast[:: mmap.PAGESIZE])
         self._stop_at(loader, epoch, 0)
         for taken, _ in enumerate(self._batches(loader, 0, epoch), 1):
             self._step(epoch, taken)
@@ -399,6 +408,16 @@ class Training:
         wrong = datasets.wrong_images(values, ids, self.data.operators == "float")
         expected = np.array([label_of(self.data, i) for i in ids])
         return wrong + [int(i) for i in np.array(ids)[np.asarray(labels) != expected]]
+
+
+def _disturb() -> None:
+    """Runs in a thread beside the training: a fork may happen while it holds a lock of the allocator or of Python."""
+    lock = threading.Lock()
+    while True:
+        with lock:
+            bytearray(random.randrange(1, 1 << 16))
+            json.dumps({"some": list(range(20))})
+        time.sleep(random.random() / 500)
 
 
 def main(plan: Plan, part: Part, room: Room, points: int | None, barrier: Any) -> None:

@@ -107,8 +107,9 @@ class Fault:
     """
     at: At
     target: str = ""
-    """Kind of process: ``job``, ``worker``, ``fork_server``, ``zygote`` or ``coordinator``. For ``files``, one of
-    ``FILE_FAULTS``; for ``store``, one of ``STORE_FAULTS`` or ``NEW_KEYS``; for ``objects``, one of ``OBJECT_FAULTS``.
+    """Kind of process: ``job``, ``worker``, ``fork_server`` or ``coordinator``; ``giver``, a job that a fork server was
+    forked from; or ``giver_and_server``, both at once. For ``files``, one of ``FILE_FAULTS``; for ``store``, one of
+    ``STORE_FAULTS`` or ``NEW_KEYS``; for ``objects``, one of ``OBJECT_FAULTS``.
     """
     which: int = 0
     """Number of the job. For other kinds of process, picks one of the present processes of the kind."""
@@ -156,6 +157,10 @@ class Job:
     """Number of batches that the job keeps. Each is verified again before it is dropped."""
     write: bool = False
     """``True`` if the job writes into its batches."""
+    threads: int = 0
+    """Number of threads that the job runs beside its training. They allocate memory, and hold locks now and then."""
+    ballast: int = 0
+    """Bytes of memory that the job holds, and writes anew before each epoch."""
     leave: tuple[int, int] | None = None
     """``(epoch, batches)``: the job leaves that epoch after that number of batches."""
     idle: tuple[int, int, float] | None = None
@@ -252,7 +257,7 @@ class Plan:
     def kills(self) -> bool:
         """``True`` if a process that makes or hands out samples may die."""
         return bool(
-            any(f.kind == "kill" and f.target != "job" for f in self.faults)
+            any(f.kind == "kill" for f in self.faults)
             or self.is_short_of_memory
             or self.failpoints
             or any(d.deadly or d.deadly_once for d in self.datas)
@@ -328,6 +333,8 @@ def _job_features(job: Job, data: Data) -> set[str]:
         "job: drop_last": job.drop_last,
         "job: holds batches": job.hold,
         "job: writes in place": job.write,
+        "job: has threads": job.threads,
+        "job: rewrites memory": job.ballast,
         "job: leaves an epoch": job.leave,
         "job: pauses": job.idle,
         "job: sleeps": job.sleep,

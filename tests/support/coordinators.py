@@ -26,8 +26,6 @@ def coordinator_at(runtime: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
     # Segments that exist already are not this test's.
     before = shm()
     yield socket
-    # A preparation could start another coordinator after this one has been stopped.
-    wait_for_preparations()
     if socket.exists():
         # The coordinator may end by itself in this moment.
         with contextlib.suppress(coprep.CoprepError):
@@ -36,11 +34,6 @@ def coordinator_at(runtime: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
     until(lambda: not socket.exists() or not alive(socket), "the coordinator ends")
     shutil.rmtree(runtime, ignore_errors=True)
     assert shm() == before, "something is left in /dev/shm"
-
-
-def wait_for_preparations() -> None:
-    """Waits until no loader is about to start a coordinator in the background."""
-    until(lambda: "coprep-prepare" not in threads(), "loaders have told what they need")
 
 
 def threads() -> set[str]:
@@ -72,13 +65,19 @@ def shm() -> set[str]:
 
 
 def processes_of(socket: Path) -> list[int]:
-    """Returns the processes with this socket in their environment: jobs, the coordinator, fork servers and workers."""
+    """Returns the processes with this socket in their environment: jobs, the coordinator, fork servers and workers.
+
+    Those with which ``multiprocessing`` starts new interpreters stay as long as their program, and are left out.
+    """
+    helpers = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
     found = []
     for folder in Path("/proc").iterdir():
         # The process may have ended since it was listed, or it is another user's.
         with contextlib.suppress(OSError):
             if folder.name.isdecimal() and os.fsencode(socket) in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
+                command = (folder / "cmdline").read_bytes()
+                if not any(helper in command for helper in helpers):
+                    found.append(int(folder.name))
     return found
 
 

@@ -499,7 +499,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
             # One process iterates the dataset for all jobs. PyTorch's workers are started by that process.
             workers=1 if self._iterated is not None else self._given_workers or 0,
             sample_timeout=self._limit,
-            is_persistent=self.persistent_workers,
+            # A process that iterates the dataset by itself keeps it from epoch to epoch, as this process would.
+            is_persistent=self.persistent_workers or (self._iterated is not None and not self._given_workers),
             is_current=self._is_current,
         )
 

@@ -8,23 +8,32 @@ use std::sync::{Arc, Weak};
 
 use coprep_protocol::message::Attach;
 
+use crate::registry::identity::differs;
 use crate::registry::{Registry, serves};
 use crate::stream::{Stream, StreamKey};
 
 /// The processes that must meet in one stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum MeetingParty {
+pub(crate) enum MeetingParty {
     /// The ranks of the jobs of a group.
     Group(String),
     Cohort(String),
 }
 
 impl MeetingParty {
-    fn of(request: &Attach) -> Option<Self> {
+    pub(crate) fn of(request: &Attach) -> Option<Self> {
         match &request.cohort {
             Some(cohort) => Some(MeetingParty::Cohort(cohort.name.clone())),
             None if request.world_size > 1 => Some(MeetingParty::Group(request.group.clone())),
             None => None,
+        }
+    }
+
+    /// Returns `true` if some of them are in a stream, and wait there for the others.
+    fn waits_in(&self, stream: &Stream) -> bool {
+        match self {
+            MeetingParty::Group(group) => stream.awaits_ranks_of(group),
+            MeetingParty::Cohort(cohort) => stream.awaits_members_of(cohort),
         }
     }
 }
@@ -57,5 +66,22 @@ impl Registry {
         }
         meetings.push((*key, party, Arc::downgrade(found)));
         found.clone()
+    }
+
+    /// Returns in what another stream differs in which fellows of a rank or member wait for it, or `None` if they do not
+    /// wait elsewhere.
+    pub(crate) fn fellows_elsewhere(
+        &self,
+        party: &MeetingParty,
+        here: &Arc<Stream>,
+    ) -> Option<String> {
+        let open = self.open();
+        let met = open.meetings.0.iter().filter(|(_, p, _)| p == party);
+        let streams: Vec<_> = met.filter_map(|(_, _, stream)| stream.upgrade()).collect();
+        drop(open);
+        let others = streams.iter().filter(|stream| !stream.is_closed());
+        others
+            .filter(|other| !Arc::ptr_eq(other, here) && party.waits_in(other))
+            .find_map(|other| differs(here, other))
     }
 }

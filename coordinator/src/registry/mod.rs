@@ -55,6 +55,7 @@ pub use crate::registry::identity::describe;
 use crate::registry::identity::{content, differs, preparation, reads_of, source_name};
 use crate::registry::job_stores::AllStores;
 pub(crate) use crate::registry::job_stores::JobStores;
+pub(crate) use crate::registry::meeting::MeetingParty;
 use crate::registry::meeting::Meetings;
 use crate::registry::user_code::{Ends, ids_only, runs_code};
 pub(crate) use crate::registry::waiting_client::WaitingClient;

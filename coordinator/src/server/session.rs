@@ -20,7 +20,7 @@ use crate::connection::peer::{ConnectionEvent, Peer};
 use crate::connection::reply_queue::{ReplyQueue, ReplyWriter};
 use crate::error::{from_lower, invalid, refusal};
 use crate::produce::processes::{GivenServer, Giver};
-use crate::registry::{Answer, GivenByClient, Registry, WaitingClient};
+use crate::registry::{Answer, GivenByClient, MeetingParty, Registry, WaitingClient};
 use crate::registry::{status, warm};
 use crate::server::Shutdown;
 use crate::stream::{Client, EpochOrder, RankId, Stream};
@@ -31,12 +31,16 @@ const PEER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const SOON: Duration = Duration::from_millis(200);
 const LITTLE: Duration = Duration::from_millis(5);
 
+const SAME_DATASET: &str = "let all ranks, and all members of a cohort, have the same dataset, code and interpreter";
+
 /// A connection's state.
 struct Session<'a> {
     registry: &'a Arc<Registry>,
     shutdown: &'a Shutdown,
     client: Client,
     attached: Option<(Arc<Stream>, RankId)>,
+    /// The processes that this client must meet in its stream.
+    party: Option<MeetingParty>,
     /// The credentials that this client has given.
     given: Option<GivenByClient>,
 }
@@ -57,6 +61,7 @@ pub(crate) fn serve(
                 shutdown,
                 client,
                 attached: None,
+                party: None,
                 given: None,
             };
             // Every log line of this thread names the client.
@@ -245,6 +250,7 @@ impl Session<'_> {
         tracing::info!(stream = stream.config.id, job, rank, "a job joins");
         // Set before the answer is sent: if that fails, the end of this session removes the rank.
         self.attached = Some((stream.clone(), registration.rank_id));
+        self.party = MeetingParty::of(request);
         let attached = Reply::Attached(Box::new(registration.attached));
         let reply_queue = &self.client.reply_queue;
         let sent = reply_queue.send_with(&attached, registration.descriptors.into());
@@ -358,12 +364,29 @@ impl Session<'_> {
 
     fn explain(&self) -> Result<Reply> {
         let (stream, rank_id) = self.attached()?;
-        Ok(Reply::Explanation(stream.explain(*rank_id)))
+        let mut text = stream.explain(*rank_id);
+        text.extend(self.fellows_elsewhere(stream));
+        Ok(Reply::Explanation(text))
+    }
+
+    /// Says where other ranks of the job, or members of its cohort, wait for this one, if they are in another stream.
+    fn fellows_elsewhere(&self, stream: &Arc<Stream>) -> Option<String> {
+        let party = self.party.as_ref()?;
+        let differs = self.registry.fellows_elsewhere(party, stream)?;
+        Some(format!(
+            "; others wait for it in another stream, which differs in this: {differs}"
+        ))
     }
 
     fn who_is_awaited(&self) -> Result<Reply> {
         let (stream, rank_id) = self.attached()?;
-        let awaited = stream.who_is_awaited(*rank_id);
+        let mut awaited = stream.who_is_awaited(*rank_id);
+        if let Some(awaited) = &mut awaited
+            && let Some(elsewhere) = self.fellows_elsewhere(stream)
+        {
+            awaited.what += &elsewhere;
+            awaited.remedy = SAME_DATASET.into();
+        }
         if let Some(Awaited { what, .. }) = &awaited {
             let RankId { job, rank } = *rank_id;
             tracing::warn!(

@@ -63,6 +63,18 @@ impl Stream {
         engine::explain::who_is_awaited(&self.engine(), rank_id)
     }
 
+    /// Returns `true` if a job of this group waits for some of its ranks.
+    pub(crate) fn awaits_ranks_of(&self, group: &str) -> bool {
+        self.engine().awaits_ranks_of(group)
+    }
+
+    /// Returns `true` if a cohort of this name waits for some of its members.
+    pub(crate) fn awaits_members_of(&self, cohort: &str) -> bool {
+        let engine = self.engine();
+        let mut incomplete = engine.scheduler.incomplete_cohorts();
+        incomplete.any(|(name, _)| name == cohort)
+    }
+
     pub(crate) fn status(&self, slow: u32) -> StreamStatus {
         let layout = self.pool.layout();
         let costs = self.cost_status(slow);

@@ -374,6 +374,8 @@ def test_plans_meet_everything_often() -> None:
     for fault in (
         "kill coordinator",
         "kill fork_server",
+        "kill giver",
+        "kill giver_and_server",
         "kill worker",
         "kill job",
         "stop coordinator",
@@ -392,14 +394,14 @@ def test_a_result_is_what_was_written() -> None:
 
 def test_descendants_are_found_by_kind() -> None:
     below = [
-        faults.Process(2, 1, "S", "coprep"),
-        faults.Process(3, 2, "S", "python"),
-        faults.Process(4, 3, "S", "python"),
-        faults.Process(5, 4, "S", "python"),
-        faults.Process(6, 4, "Z", "python"),
-        faults.Process(7, 1, "S", "python"),
+        faults.Process(2, 1, "S", "coprep", session=2),
+        faults.Process(3, 1, "S", "python", session=1),
+        faults.Process(4, 3, "S", "python", session=4),
+        faults.Process(5, 4, "S", "python", session=4),
+        faults.Process(6, 4, "Z", "python", session=4),
+        faults.Process(7, 1, "S", "python", session=1),
     ]
-    kinds = ("coordinator", "zygote", "fork_server", "worker")
+    kinds = ("coordinator", "giver", "fork_server", "worker")
     assert [faults.targets(below, kind) for kind in kinds] == [[2], [3], [4], [5]]
 
 

@@ -61,11 +61,13 @@ class Collate:
 
 def identity():
     from coprep._usercode import UserCode
-    found = UserCode(Data(), transform, None, whole=True, batched=True, spawn=False).identity()
+    found = UserCode(Data(), transform, None, whole=True, batched=True, context="fork").identity()
     return [found.name, [(name, digest.hex()) for name, digest in found.dataset + found.rest]]
 
 def train(rank, world_size, results):
     options = dict(batch_size=4, num_workers=2, collate_fn=Collate(), transform=transform, shuffle=True)
+    # A spawned process spawns its workers by default, as with PyTorch, and this dataset cannot be pickled.
+    options.update(multiprocessing_context="fork")
     if world_size > 1:
         options.update(rank=rank, world_size=world_size)
     seen = []
@@ -115,7 +117,6 @@ def results(script: subprocess.Popen[str]) -> list[Any]:
 def test_ranks_that_a_script_spawns_share_what_it_defines(socket_path: Path, tmp_path: Path, method: str) -> None:
     if method == "torch":
         pytest.importorskip("torch")
-    pytest.importorskip("cloudpickle")
     first, second = results(begin(tmp_path, method, 2))
     assert first[1] == second[1] == "__mp_main__"
     assert first[2] == second[2], "one stream"

@@ -155,13 +155,15 @@ def test_each_batch_comes_once_though_the_coordinator_is_killed(start: Start, ta
 @pytest.mark.parametrize("taken", [0, 3])
 def test_the_others_go_on_when_a_member_is_killed(start: Start, tmp_path: Path, taken: int) -> None:
     log = tmp_path / "log"
-    first, *others = cohort(start, f"Items({LENGTHS}, {str(log)!r})", own=[{}, {}, {}])
+    first, *others = cohort(start, f"Items([24], {str(log)!r})", own=[{}, {}, {}])
     together([first], 1) if taken == 0 else together([first, *others], taken)
     first.job.kill()
     finish(others)
     assert others[0].epochs == others[1].epochs
-    assert others[0].given() == [list(range(length)) for length in LENGTHS]
-    assert len(noted(log)) == sum(LENGTHS)
+    epochs = len(others[0].given())
+    assert others[0].given() == [list(range(24))] * epochs
+    # The reader is forked from a member. If that was the first, another reader has begun the epoch anew.
+    assert 24 * epochs <= len(noted(log)) <= 24 * epochs + 24
 
 
 def test_members_go_on_where_their_states_were_taken(start: Start, tmp_path: Path) -> None:

@@ -59,6 +59,14 @@ pub(crate) fn who_is_awaited(engine: &Engine, rank_id: RankId) -> Option<Awaited
     })
 }
 
+impl Engine {
+    /// Returns `true` if a job of this group waits for some of its ranks.
+    pub(in crate::stream) fn awaits_ranks_of(&self, group: &str) -> bool {
+        let mut jobs = self.jobs.values();
+        jobs.any(|job| job.group == group && job.forming.is_some() && job.ranks.len() > 1)
+    }
+}
+
 const ALL_RANKS: &str =
     "a loader that only one rank uses needs rank=0, world_size=1; else let all ranks iterate";
 const ALL_LEAVE: &str = "let all ranks leave an epoch early (break) at the same batch, or none";
