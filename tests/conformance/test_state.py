@@ -28,9 +28,9 @@ def runner() -> Iterator[Runner]:
 @pytest.fixture(scope="module")
 def sharing(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     """Runs jobs that share a coordinator, which is started by a job that has set nothing."""
-    with pytest.MonkeyPatch.context() as patch, coordinator_at(tmp_path_factory.mktemp("state") / "run", patch):
-        with runner.hold("modules.ModuleReloaded"):
-            yield runner
+    folder = tmp_path_factory.mktemp("state") / "run"
+    with pytest.MonkeyPatch.context() as patch, coordinator_at(folder, patch), runner.hold("modules.ModuleReloaded"):
+        yield runner
 
 
 def is_refused(name: str, method: Method, report: Report) -> bool:
@@ -62,7 +62,7 @@ def test_samples_are_made_with_what_the_program_has_set(sharing: Runner, name: s
     if not (KINDS[name].fails or all(is_refused(name, "fork", report) for report in reports)):
         assert [report.error for report in reports] == [""] * 3
         assert [report.batches for report in reports] == [report.batches for report in expected]
-    assert [report.harm for report in reports] == [""] * 3
+    assert not any(report.harm for report in reports)
 
 
 @each_kind
@@ -80,9 +80,13 @@ def test_jobs_share_if_they_agree_and_only_then(sharing: Runner, name: str) -> N
 @each_other_method
 @each_moment
 def test_by_other_start_methods_samples_are_pytorchs_too(sharing: Runner, method: Method, when: When) -> None:
-    expected, samples = (sharing.together(loader, method, when) for loader in ("torch", "coprep"))
-    assert {n: s for n, s in samples.items() if s != expected[n]} == {n: s for n, s in expected.items() if s != samples[n]}
-    assert samples.keys() == set(TOGETHER)
+    (expected, expected_harm), (samples, harm) = (
+        sharing.together(loader, method, when) for loader in ("torch", "coprep")
+    )
+    assert samples.keys() == expected.keys() == set(TOGETHER)
+    assert {name: (sample, expected[name]) for name, sample in samples.items() if sample != expected[name]} == {}
+    # By these methods PyTorch's workers end their copies of objects, and with them what these remove at their end.
+    assert harm <= expected_harm
 
 
 @each_other_method
@@ -95,4 +99,4 @@ def test_by_other_start_methods_what_cannot_travel_is_refused(
     expected, report = (sharing.alone(loader, method, when, name) for loader in ("torch", "coprep"))
     if not (KINDS[name].fails or is_refused(name, method, report)):
         assert report.samples == expected.samples, report.error
-    assert not report.harm
+    assert report.harm <= expected.harm

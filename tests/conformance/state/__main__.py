@@ -18,7 +18,7 @@ METHODS: tuple[Method, ...] = ("spawn", "forkserver")
 
 def samples_by(runner: Runner, method: Method, when: When, chosen: list[str]) -> dict[str, str]:
     """Returns the samples of kinds by another start method than fork."""
-    found = runner.together("torch", method, when) if set(chosen) & set(TOGETHER) else {}
+    found = runner.together("torch", method, when)[0] if set(chosen) & set(TOGETHER) else {}
     return found | {name: shown(runner.alone("torch", method, when, name)) for name in chosen if name in ALONE}
 
 
@@ -35,7 +35,15 @@ def main() -> None:
     chosen = [name for name in KINDS if options.only in name]
     runner = Runner(own_environment(), imports=())
     others = {} if options.fork else {(m, w): samples_by(runner, m, w, chosen) for m in METHODS for w in WHENS}
-    columns = ["kind", "what the program does", "counts", "first", "second", "after", *(" ".join(key) for key in others)]
+    columns = [
+        "kind",
+        "what the program does",
+        "counts",
+        "first",
+        "second",
+        "after",
+        *(" ".join(key) for key in others),
+    ]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for name in chosen:
         kind = KINDS[name]

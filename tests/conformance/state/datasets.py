@@ -289,7 +289,7 @@ class CachedMethod(Kind):
     def __init__(self) -> None:
         self.size = 0
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019
+    @functools.cache  # noqa: B019
     def get(self) -> int:
         return self.size
 

@@ -23,8 +23,8 @@ from typing import Any
 from state.kind import Kind, attempt
 
 LIMITS = {"fork": 20, "spawn": 0, "forkserver": 0}
-"""Seconds to wait for a batch, or 0: by other methods than fork, PyTorch's loader notices the end of a worker that cannot
-load the dataset within seconds if there is no limit, and else at the limit."""
+"""Seconds to wait for a batch, or 0. By forkserver, PyTorch's loader notices the end of a worker that cannot load the
+dataset at the limit, and within seconds if there is none."""
 
 # Kinds of which the state lies in the script itself.
 
@@ -129,21 +129,22 @@ def found(name: str) -> Kind:
     return made
 
 
-def loader_of(loader: str, dataset: Any, method: str) -> Any:
+def loader_of(loader: str, dataset: Any, method: str, batch_size: int) -> Any:
     if loader == "torch":
         from torch.utils.data import DataLoader
     else:
         from coprep import DataLoader
-    return DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context=method, timeout=LIMITS[method])
+    options = {"num_workers": 1, "multiprocessing_context": method, "timeout": LIMITS[method]}
+    return DataLoader(dataset, batch_size, **options)
 
 
-def finish(kinds: list[Kind], loader: Any) -> str:
-    """Ends the use of the loader, and returns how the state of the job was harmed."""
+def finish(kinds: list[Kind], loader: Any) -> list[str]:
+    """Ends the use of the loader, and returns the kinds whose state was harmed."""
     if hasattr(loader, "close"):
         loader.close()
     # A worker that ends late could do harm late.
     time.sleep(0.5 if any(type(kind).check is not Kind.check for kind in kinds) else 0)
-    return " ".join(harm for kind in kinds if (harm := attempt(kind.check)) != "None")
+    return [type(kind).__name__ for kind in kinds if attempt(kind.check) != "None"]
 
 
 def main(name: str, method: str, when: str, which: str, *names: str) -> None:
@@ -165,10 +166,11 @@ def main(name: str, method: str, when: str, which: str, *names: str) -> None:
         set_states()
     loader = None
     try:
-        loader = loader_of(name, dataset, method)
+        loader = loader_of(name, dataset, method, batch_size=2 if len(kinds) == 1 else 1)
         if when == "after":
             set_states()
-        batches = [described(batch) for batch in loader]
+        # The samples of several kinds are text already, in lists of one.
+        batches = [described(batch) if len(kinds) == 1 else batch[0] for batch in loader]
         tell(batches=batches, stream=loader._native.attached()["stream"] if name == "coprep" else 0)
     except Exception as error:
         tell(error=f"{type(error).__name__}: {error}")

@@ -469,7 +469,6 @@ class OwnGenerator(Kind):
         return int(copy.randint(1000000))
 
 
-
 class LibraryFunctionPatched(Kind):
     """np.load = a function that allows pickles"""
 

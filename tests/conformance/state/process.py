@@ -265,7 +265,7 @@ class OutputReplaced(Kind):
     values = ("latin-1", "ascii")
 
     def set(self, value: str) -> None:
-        sys.stdout = open(os.devnull, "w", encoding=value)
+        sys.stdout = open(os.devnull, "w", encoding=value)  # noqa: SIM115
 
     def __getitem__(self, index: int) -> str:
         return str(sys.stdout.encoding)

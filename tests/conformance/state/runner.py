@@ -45,12 +45,12 @@ with open(__file__) as file:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a job tells: its batches as text or an error, its stream, and how what it had set was harmed."""
+    """What a job tells: its batches as text or an error, its stream, and the kinds whose state was harmed."""
 
     batches: tuple[str, ...] = ()
     error: str = ""
     stream: int = 0
-    harm: str = ""
+    harm: frozenset[str] = frozenset()
 
     @property
     def samples(self) -> tuple[str, ...] | str:
@@ -103,20 +103,22 @@ class Runner:
         """Returns the report of a job with one kind."""
         return reports(self._start(loader, method, when, 0, [name], 0))[0]
 
-    def _together(self, loader: Loader, method: Method, when: When) -> dict[str, str]:
-        """Returns the sample of each kind, all of which one job shows."""
+    def _together(self, loader: Loader, method: Method, when: When) -> tuple[dict[str, str], frozenset[str]]:
+        """Returns the sample of each kind, all of which one job shows, and the kinds whose state was harmed."""
         return self._samples(loader, method, when, TOGETHER)
 
-    def _samples(self, loader: Loader, method: Method, when: When, names: list[str]) -> dict[str, str]:
-        """Returns the sample of each of these kinds. If that is an error, halves of them tell which kinds cause it."""
+    def _samples(
+        self, loader: Loader, method: Method, when: When, names: list[str]
+    ) -> tuple[dict[str, str], frozenset[str]]:
+        """Returns the samples of these kinds. If that is an error, halves of them tell which kinds cause it."""
         report = reports(self._start(loader, method, when, 0, names, 0))[0]
-        if report.error and len(names) > 1:
-            middle = len(names) // 2
-            halves = (self._samples(loader, method, when, half) for half in (names[:middle], names[middle:]))
-            return {name: sample for half in halves for name, sample in half.items()}
         if len(names) == 1:
-            return {names[0]: report.error or str(report.batches)}
-        return dict(zip(names, json.loads("".join(report.batches)), strict=True))
+            return {names[0]: report.error or str(report.batches)}, report.harm
+        if report.error:
+            middle = len(names) // 2
+            first, second = (self._samples(loader, method, when, half) for half in (names[:middle], names[middle:]))
+            return first[0] | second[0], first[1] | second[1]
+        return dict(zip(names, report.batches, strict=True)), report.harm
 
 
 def reports(*started: Job) -> list[Report]:
@@ -127,7 +129,15 @@ def reports(*started: Job) -> list[Report]:
     for ended, report in zip(started, told, strict=True):
         report |= json.loads(ended.line())
         ended.result()
-    return [Report(**{**report, "batches": tuple(report.get("batches", ()))}) for report in told]
+    return [
+        Report(
+            tuple(report.get("batches", ())),
+            report.get("error", ""),
+            report.get("stream", 0),
+            frozenset(report["harm"]),
+        )
+        for report in told
+    ]
 
 
 def own_environment() -> dict[str, str]:

@@ -59,13 +59,13 @@ scaled = functools.partial(with_default, size=0)
 compute: Callable[[int], int] = lambda index: 0  # noqa: E731
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def cached_size() -> int:
     """Keeps the size of the first call."""
     return config.SIZE
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def square(number: int) -> int:
     return number * number
 
