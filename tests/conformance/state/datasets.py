@@ -174,7 +174,7 @@ class LambdaAttribute(Kind):
 
 def scale_by(size: int) -> Callable[[int], int]:
     def scale(index: int) -> int:
-        return size * index
+        return size + index
 
     return scale
 
@@ -210,7 +210,7 @@ class ClosureCellAttribute(Kind):
 
 
 def scale(index: int, size: int = 0) -> int:
-    return size * index
+    return size + index
 
 
 class PartialAttribute(Kind):

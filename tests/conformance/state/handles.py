@@ -32,7 +32,7 @@ class OpenFile(Kind):
 
     def set(self, value: int) -> None:
         global FILE
-        FILE = open(FOLDERS[value] / "size.txt")
+        FILE = (FOLDERS[value] / "size.txt").open()
 
     def __getitem__(self, index: int) -> str:
         return "none" if FILE is None else os.pread(FILE.fileno(), 10, 0).decode()
@@ -142,7 +142,7 @@ class H5File:
     """Stands for the file of a C library: it cannot be pickled, and its content cannot be seen from outside."""
 
     def __init__(self, path: Path) -> None:
-        self._get = open(path).read
+        self._get = path.open().read
 
     def __reduce__(self) -> Any:
         raise TypeError("h5py objects cannot be pickled")

@@ -193,6 +193,9 @@ class Special:
     def __init__(self, size: int = 7) -> None:
         self.size = size
 
+    def __repr__(self) -> str:
+        return f"Special({self.size})"
+
 
 def saved() -> bytes:
     torch.save(Special(), file := io.BytesIO())
