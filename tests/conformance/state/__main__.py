@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def main() -> None:
         kind = KINDS[name]
         cells = [name, kind.__doc__ or "", str(kind.counts), *map(shown, runner.by_fork("torch", name))]
         print(f"| {' | '.join([*cells, *(found[name][:70] for found in others.values())])} |", flush=True)
-    print(f"\n{len(chosen)} kinds", os.times().children_user)
+    print(f"\n{len(chosen)} kinds")
     runner.close()
 
 
