@@ -95,7 +95,7 @@ def test_by_other_start_methods_samples_are_pytorchs_too(sharing: Runner, method
 def test_by_other_start_methods_what_cannot_travel_is_refused(
     sharing: Runner, method: Method, name: str, when: When
 ) -> None:
-    expected, report = (sharing.alone(loader, method, when, name) for loader in ("torch", "coprep"))
+    expected, report = sharing.alone(("torch", "coprep"), method, when, name)
     if not (KINDS[name].fails or is_refused(name, method, report)):
         assert report.samples == expected.samples, report.error
     assert report.harm <= expected.harm

@@ -18,7 +18,7 @@ METHODS: tuple[Method, ...] = ("spawn", "forkserver")
 def samples_by(runner: Runner, method: Method, when: When, chosen: list[str]) -> dict[str, str]:
     """Returns the samples of kinds by another start method than fork."""
     found = runner.together("torch", method, when)[0] if set(chosen) & set(TOGETHER) else {}
-    return found | {name: shown(runner.alone("torch", method, when, name)) for name in chosen if name in ALONE}
+    return found | {name: shown(runner.alone(("torch",), method, when, name)[0]) for name in chosen if name in ALONE}
 
 
 def shown(report: object) -> str:

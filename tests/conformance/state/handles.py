@@ -449,6 +449,7 @@ class TemporaryDirectory(Kind):
 
     def check(self) -> None:
         assert Path(FOLDER.name, "size.txt").exists()
+        FOLDER.cleanup()
 
 
 class FolderRemovedAtEnd(Kind):

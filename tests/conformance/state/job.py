@@ -10,11 +10,10 @@ Args:
 
 from __future__ import annotations
 
-import atexit
 import functools
 import importlib
 import json
-import multiprocessing
+import multiprocessing.util
 import os
 import sys
 import time
@@ -22,9 +21,16 @@ from typing import Any
 
 from state.kind import Kind, attempt
 
-LIMITS = {"fork": 20, "spawn": 0, "forkserver": 0}
-"""Seconds to wait for a batch, or 0. By forkserver, PyTorch's loader notices the end of a worker that cannot load the
-dataset at the limit, and within seconds if there is none."""
+LIMITS = {
+    ("torch", "fork"): 20,
+    ("torch", "spawn"): 0,
+    ("torch", "forkserver"): 0,
+    ("coprep", "fork"): 20,
+    ("coprep", "spawn"): 30,
+    ("coprep", "forkserver"): 30,
+}
+"""Seconds to wait for a batch by loader and start method. By forkserver, PyTorch's loader notices the end of a worker that
+cannot load the dataset only at the limit, and within seconds if the limit is 0, which means that there is none."""
 
 # Kinds of which the state lies in the script itself.
 
@@ -134,7 +140,7 @@ def loader_of(loader: str, dataset: Any, method: str, batch_size: int) -> Any:
         from torch.utils.data import DataLoader
     else:
         from coprep import DataLoader
-    options = {"num_workers": 1, "multiprocessing_context": method, "timeout": LIMITS[method]}
+    options = {"num_workers": 1, "multiprocessing_context": method, "timeout": LIMITS[loader, method]}
     return DataLoader(dataset, batch_size, **options)
 
 
@@ -182,5 +188,5 @@ def main(name: str, method: str, when: str, which: str, *names: str) -> None:
 if __name__ == "__main__":
     main(*sys.argv[1:])
     # Taking an interpreter apart that has imported PyTorch takes longer than all that a job does.
-    atexit._run_exitfuncs()
+    multiprocessing.util._exit_function()
     os._exit(0)

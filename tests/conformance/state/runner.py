@@ -99,9 +99,9 @@ class Runner:
         whens: list[tuple[When, int, int]] = [("before", 0, 0), ("before", 1, 0), ("after", 0, 1)]
         return reports(*(self._start(loader, "fork", when, which, [name], other) for when, which, other in whens))
 
-    def _alone(self, loader: Loader, method: Method, when: When, name: str) -> Report:
-        """Returns the report of a job with one kind."""
-        return reports(self._start(loader, method, when, 0, [name], 0))[0]
+    def _alone(self, loaders: tuple[Loader, ...], method: Method, when: When, name: str) -> list[Report]:
+        """Returns the reports of a job for each loader, with one kind. The jobs run side by side."""
+        return reports(*(self._start(loader, method, when, 0, [name], 0) for loader in loaders))
 
     def _together(self, loader: Loader, method: Method, when: When) -> tuple[dict[str, str], frozenset[str]]:
         """Returns the sample of each kind, all of which one job shows, and the kinds whose state was harmed."""
