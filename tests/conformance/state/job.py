@@ -29,8 +29,8 @@ LIMITS = {
     ("coprep", "spawn"): 30,
     ("coprep", "forkserver"): 30,
 }
-"""Seconds to wait for a batch by loader and start method. By forkserver, PyTorch's loader notices the end of a worker that
-cannot load the dataset only at the limit, and within seconds if the limit is 0, which means that there is none."""
+"""Seconds to wait for a batch by loader and start method. By forkserver, PyTorch's loader notices the end of a worker
+that cannot load the dataset only at the limit, and within seconds if the limit is 0, which means that there is none."""
 
 # Kinds of which the state lies in the script itself.
 
