@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -38,15 +39,27 @@ def reducer_of(cls: Any) -> Reducer | None:
     """Returns the function that reduces instances of a class to their identity, or ``None`` if pickle does it."""
     if hasattr(cls, HOOK):
         return lambda obj: (identified, (cls, getattr(obj, HOOK)()))
-    if cls in LOCKS or cls is threading.local:
+    if cls in LOCKS or cls is threading.local or _is_of(cls, "multiprocessing.synchronize", "Lock", "RLock"):
         # Each process or thread has its own. No sample depends on them.
         return lambda lock: (identified, (object, "lock"))
+    if issubclass(cls, logging.Handler):
+        return lambda handler: (identified, (cls, "handler"))
+    if issubclass(cls, weakref.ref):
+        return lambda reference: (identified, (cls, reference()))
+    if issubclass(cls, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
+        return lambda entries: (identified, (cls, dict(entries)))
     if issubclass(cls, logging.Logger):
         # A script's logger is named after its module, which has another name in a process that it spawned.
         return lambda logger: (identified, (cls, MAINS[0] if logger.name in MAINS else logger.name))
     if caches_of(cls) or _is_tokenizer(cls):
         return _reduce_without_caches
     return None
+
+
+def _is_of(cls: type, module: str, *names: str) -> bool:
+    """Returns whether a class is one of a module's, or derives from one, if the module is imported."""
+    found = sys.modules.get(module)
+    return any(issubclass(cls, getattr(found, name, ())) for name in names)
 
 
 def identified(cls: type, identity: Any) -> Any:
