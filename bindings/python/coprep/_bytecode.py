@@ -53,6 +53,7 @@ _GLOBALS = _codes("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _ATTRIBUTE = dis.opmap["LOAD_ATTR"]
 # Code that changes a member of a module counts as if it read this member.
 _ATTRIBUTES = _codes("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")
+_SET_ATTRIBUTE = dis.opmap["STORE_ATTR"]
 _LOCAL, _STORE = dis.opmap["LOAD_FAST"], dis.opmap["STORE_FAST"]
 _LOCALS = _codes("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_FAST_AND_CLEAR")
 _IMPORT, _FROM = dis.opmap["IMPORT_NAME"], dis.opmap["IMPORT_FROM"]
@@ -90,6 +91,11 @@ def uses_of(code: CodeType) -> Uses:
             elif isinstance(constant, str) and constant not in (".", ".."):
                 strings.add(constant)
     return Uses(tuple(sorted(names)), tuple(sorted(imports)), tuple(sorted(strings)))
+
+
+def attributes_set_by(code: CodeType) -> set[str]:
+    """Returns the names of the attributes that code assigns to any object."""
+    return {code.co_names[argument] for op, argument in _steps(code) if op == _SET_ATTRIBUTE}
 
 
 def _steps(code: CodeType) -> Iterator[tuple[int, int]]:

@@ -228,11 +228,21 @@ def _known(code: types.CodeType) -> _Known:
         shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_name)
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         handled: bytes = getattr(code, "co_exceptiontable", b"")
-        constants = _Walk([]).plain(code.co_consts)
+        constants = _constant(code.co_consts)
         digest = _hash(repr(shape).encode(), repr(names).encode(), code.co_code, handled, constants)
         reference = weakref.ref(code, lambda _: _codes.pop(key, None))
         known = _codes[key] = _Known(reference, digest, uses_of(code))
     return known
+
+
+def _constant(value: Any) -> bytes:
+    if isinstance(value, types.CodeType):
+        return _known(value).digest
+    if isinstance(value, tuple):
+        return _hash(b"tuple", *map(_constant, value))
+    if isinstance(value, frozenset):
+        return _hash(b"frozenset", *sorted(map(_constant, value)))
+    return f"{type(value).__name__} {value!r}".encode("utf-8", "surrogatepass")
 
 
 _ATTEMPTS = ((_Pickler, True), (_Lenient, True), (_Pickler, False), (_Lenient, False))
@@ -591,8 +601,12 @@ class _Walk:
 
     def _function(self, function: types.FunctionType) -> bytes:
         code, scope = function.__code__, function.__globals__
-        cells = list(map(_cell, function.__closure__ or ()))
-        rest = self.plain((code, function.__defaults__, function.__kwdefaults__, vars(function), cells))
+        state = [function.__defaults__, function.__kwdefaults__, vars(function), function.__closure__]
+        if any(state):
+            cells = list(map(_cell, function.__closure__ or ()))
+            rest = self.plain((code, function.__defaults__, function.__kwdefaults__, vars(function), cells))
+        else:
+            rest = self._bytecode(code)
         home = scope.get("__name__")
         if isinstance(home, str) and home in sys.modules and not self._of_user(home):
             # A library made it of the user's code, such as a decorator does. The library counts by its version.
@@ -689,7 +703,9 @@ class _Walk:
         if issubclass(cls, enum.Enum):
             members = {k: v for k, v in members.items() if k not in cls.__members__ and k != "_value2member_map_"}
             members["_member_map_"] = [(name, member.value) for name, member in cls.__members__.items()]
-        return _hash(b"class", self.plain((type(cls), cls.__bases__, cls.__qualname__, sorted(members.items(), key=_first))))
+        return _hash(
+            b"class", self.plain((type(cls), cls.__bases__, cls.__qualname__, sorted(members.items(), key=_first)))
+        )
 
     def _bytecode(self, code: types.CodeType) -> bytes:
         known = _known(code)

@@ -19,6 +19,11 @@ _HOOKS = frozenset(("excepthook", "displayhook", "unraisablehook", "breakpointho
 """Members that are there to be replaced, and change no sample."""
 
 
+_METHODS = (types.MethodType, staticmethod, classmethod)
+_CODE = frozenset((types.FunctionType, property, functools._lru_cache_wrapper, functools.partial, *_METHODS))
+"""Types of members that may be code of the user's, beside classes."""
+
+
 class _Scanned(NamedTuple):
     members: dict[str, Any]
     """The members as they were. Comparing them with the present ones takes a hundredth of the time of a scan."""
@@ -48,8 +53,8 @@ def patches(names: Iterable[str]) -> dict[str, Any]:
         found.update((f"{name}.{member}", scanned.members[member]) for member in scanned.own)
         for cls in scanned.classes:
             inner = _scan(cls)
-            where = f"{cls.__module__}.{cls.__qualname__}"
-            found.update((f"{where}.{member}", inner.members[member]) for member in inner.own)
+            for member in inner.own:
+                found[f"{cls.__module__}.{cls.__qualname__}.{member}"] = inner.members[member]
     return found
 
 
@@ -61,12 +66,19 @@ def _scan(holder: Any) -> _Scanned:
     copy = dict(members)
     is_module = isinstance(holder, types.ModuleType)
     top = (holder.__name__ if is_module else holder.__module__).partition(".")[0]
-    scanned = _Scanned(
-        members=copy,
-        own=[name for name, value in copy.items() if name not in _HOOKS and _is_users(value, name, copy)],
-        classes=[value for value in copy.values() if _is_class_of(value, top)] if is_module else [],
-        modules=[value.__name__ for value in copy.values() if type(value) is types.ModuleType] if is_module else [],
-    )
+    own, classes, modules = [], [], []
+    for name, value in copy.items():
+        kind = type(value)
+        if issubclass(kind, type):
+            if is_module and _is_class_of(value, top):
+                classes.append(value)
+        elif is_module and kind is types.ModuleType:
+            modules.append(value.__name__)
+        elif kind not in _CODE:
+            continue
+        if name not in _HOOKS and any(_is_own(code, name, copy) for code in _codes_of(value)):
+            own.append(name)
+    scanned = _Scanned(copy, own, classes, modules)
     _scanned[id(holder)] = holder, scanned
     return scanned
 
@@ -91,14 +103,9 @@ def _is_heap_class(value: Any) -> bool:
     return issubclass(type(value), type) and bool(value.__flags__ & _HEAP_TYPE)
 
 
-def _is_users(value: Any, name: str, members: Mapping[str, Any]) -> bool:
-    """Returns whether a member is code of the user's."""
-    return any(_is_own(code, name, members) for code in _codes_of(value))
-
-
 def _codes_of(value: Any) -> Iterator[Any]:
     kind = type(value)
-    if kind is types.MethodType or kind is staticmethod or kind is classmethod:
+    if kind in _METHODS:
         yield value.__func__
     elif kind is property:
         yield from (value.fget, value.fset)
