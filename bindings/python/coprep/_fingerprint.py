@@ -193,7 +193,8 @@ class _Lenient(_Pickler):
         try:
             reducer = self._walk.reducers.get(cls)
             reduced: Any = obj.__reduce_ex__(5) if reducer is None else reducer(obj)
-        except MemoryError:
+        except (MemoryError, RecursionError):
+            # The depth at which the stack is full depends on the caller, so the value as a whole cannot be compared.
             raise
         except Exception as error:
             return identified, (cls, self._walk.private(obj, _reason(error)))
@@ -680,12 +681,11 @@ class _Walk:
         """Yields the digests of what a function imports when it is called."""
         yield self._future(module)
         root = module if members else module.partition(".")[0]
-        if root not in sys.modules:
-            for member in members:
-                yield self._future(f"{module}.{member}")
+        if root in sys.modules and self._of_user(root):
+            yield from (self._member(root, path) for path in reads)
             return
-        for path in reads:
-            yield self._member(root, path)
+        # A library counts the same whether it is imported already or not.
+        yield from (self._future(f"{module}.{member}") for member in members)
 
     def _future(self, module: str) -> bytes:
         """Returns the name of a module, and notes it if it is not imported yet."""

@@ -74,8 +74,9 @@ class Mappings:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return None
         try:
-            # PyTorch can resize the memory that it has allocated itself, unless processes share it.
-            return None if tensor.untyped_storage().resizable() else self.at(tensor.data_ptr())
+            # PyTorch can resize memory that it has allocated itself.
+            is_own = tensor.untyped_storage().resizable() and not tensor.is_shared()
+            return None if is_own else self.at(tensor.data_ptr())
         except (RuntimeError, NotImplementedError):
             return None  # It has no storage.
 
