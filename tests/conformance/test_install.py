@@ -131,7 +131,7 @@ def test_what_cannot_be_shared_is_left_to_pytorch(installed: Path) -> None:
     assert numbers(loader) == [13, 11]
 
     loader = data.DataLoader(Locked(), batch_size=2, num_workers=1)
-    with pytest.warns(coprep.UnsharedWarning, match="dataset.file cannot be compared"):
+    with pytest.warns(coprep.UnsharedWarning, match="dataset.file cannot be sent to the workers"):
         assert numbers(loader) == [0, 1, 2, 3]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -139,7 +139,7 @@ def test_what_cannot_be_shared_is_left_to_pytorch(installed: Path) -> None:
     assert loader.state_dict() == {}
     loader.load_state_dict({})
     # Without installation, a program that uses our loader gets an error.
-    with pytest.raises(TypeError, match="dataset.file cannot be compared"):
+    with pytest.raises(TypeError, match="dataset.file cannot be sent to the workers"):
         list(coprep.DataLoader(Locked(), num_workers=1))
 
 

@@ -38,7 +38,7 @@ from coprep._modules import digest_of as _hash
 from coprep._modules import full_name, is_users, parts_of, sources_of
 from coprep._names import MAINS, member_at
 from coprep._patches import patches
-from coprep._private import Private, path_to, reason_of, token_of
+from coprep._private import Private, path_to, reason_of, token_of, tokens_within
 from coprep._reducing import is_dispatcher
 from coprep._switches import switches
 from coprep._unpicklable import Named, attributes_of
@@ -363,7 +363,8 @@ class _Walk:
                 raise
             except Exception as error:
                 last = error
-        return _hash(self.private(value, _reason(last or TypeError())))
+        self._private.append((value, _reason(last or TypeError())))
+        return _hash(b"!", tokens_within(value))
 
     def _pickle(self, value: Any, pickler: type[_Pickler], fast: bool) -> bytes:
         sink = _Sink(STREAM if fast else None)
@@ -639,7 +640,8 @@ class _Walk:
             return name.encode() + self._member(value.__name__, path[1:])
         if len(path) > 1:
             return self._read(scope, home, path[:1])
-        if vars(sys.modules[home]) is scope if home in sys.modules else False:
+        # Functions of a script in a process that it spawned keep the globals of another module than the one found there.
+        if home == MAINS[1] or (home in sys.modules and vars(sys.modules[home]) is scope):
             return name.encode() + self._global(home, name, value)
         digest = self.plain(value)
         if not isinstance(value, _CODE):

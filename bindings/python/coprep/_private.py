@@ -69,6 +69,15 @@ def token_of(obj: Any) -> bytes:
     return _PROCESS + b"%d" % kept[1]
 
 
+def tokens_within(value: Any, depth: int = 4) -> bytes:
+    """Returns the tokens of the objects in a container, which may have been made for this question alone."""
+    if depth and type(value) in (list, tuple):
+        return b"(" + b" ".join(tokens_within(part, depth - 1) for part in value[:MOST]) + b")"
+    if depth and type(value) is dict:
+        return tokens_within(list(value.items()), depth - 1)
+    return repr(value).encode() if value is None or isinstance(value, (str, int, float)) else token_of(value)
+
+
 def path_to(obj: Any, value: Any) -> str:
     """Returns the way from a value to an object within it, such as ``.index.file``; empty if it is not found."""
     todo = deque([("", value)])

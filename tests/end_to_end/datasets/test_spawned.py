@@ -124,9 +124,11 @@ def test_ranks_that_a_script_spawns_share_what_it_defines(socket_path: Path, tmp
     assert sorted(first[3] + second[3]) == sorted(2 * list(range(64)))
 
 
-def test_a_spawned_process_shares_with_a_plain_run_of_the_script(socket_path: Path, tmp_path: Path) -> None:
+def test_a_spawned_process_differs_from_a_plain_run_in_how_it_starts_processes(socket_path: Path, tmp_path: Path) -> None:
     scripts = [begin(tmp_path, method, 1) for method in ("plain", "spawn")]
     (plain,), (spawned,) = map(results, scripts)
     assert (plain[1], spawned[1]) == ("__main__", "__mp_main__")
-    assert plain[4] == spawned[4]
-    assert plain[4][0] == "Data (__main__)"
+    assert plain[4][0] == spawned[4][0] == "Data (__main__)"
+    first, second = (dict(map(tuple, found[4][1])) for found in (plain, spawned))
+    differing = {name for name in {**first, **second} if first.get(name) != second.get(name)}
+    assert differing == {"switch multiprocessing.start_method"}
