@@ -163,7 +163,8 @@ class _Sink:
         self._buffers.append(_hash(raw))
 
     def digest(self) -> bytes:
-        return _hash(self._hash.digest(), *self._buffers)
+        digest = self._hash.digest()
+        return _hash(digest, *self._buffers) if self._buffers else digest
 
 
 class _Pickler(pickle.Pickler):
@@ -268,6 +269,8 @@ class _Walk:
         self._pieces: dict[tuple[str, str], Any] = {}  # functions, classes and modules, by module and name
         self._globals: dict[tuple[str, str], Any] = {}  # data that code reads, by module and name
         self._unnamed_globals: dict[str, set[bytes]] = {}  # the same, where there is no such module
+        self._data: dict[tuple[str, str], bytes] = {}  # digests of these globals
+        self._code_of: dict[str, list[bytes]] = {}  # digests of the pieces of each module
         self._todo: deque[tuple[dict[tuple[str, str], Any], tuple[str, str]]] = deque()
         self._found = found
         self._private: list[tuple[Any, str]] = []
@@ -294,40 +297,52 @@ class _Walk:
 
     def rest(self) -> Iterator[tuple[str, bytes]]:
         """Yields the parts of all that the values led to."""
-        code: dict[str, list[bytes]] = {}
-        data: dict[tuple[str, str], bytes] = {}
+        switched = [(name, self.named(name, value)) for name, value in switches()]
         replaced: dict[str, bytes] = {}
-        own = [(name, self.named(name, value)) for name, value in switches()]
-        while True:
-            while self._todo:
-                where, (module, name) = self._todo.popleft()
-                value = where[module, name]
-                if where is self._globals:
-                    data[module, name] = self.named(f"global {_full(module, name)}", value)
-                else:
-                    digest = self._closed(value, self._structure)
-                    code.setdefault(module, []).append(_hash(name.encode(), digest))
-                    self._tell(f"code {_full(module, name)}", value)
-            found = {
-                name: value for name, value in patches([*self._modules, "builtins"]).items() if name not in replaced
-            }
-            for name, value in found.items():
-                replaced[name] = self.named(f"replaced {name}", value)
-            files = sources_of(self._lazy, skip_present=True)
-            for name in files.libraries | files.present:
-                self._note(name)
-                if name in files.present and is_users(name):
-                    # It is imported by a file, whose use of it is not known.
-                    self._member(name, ())
-            if not found and not self._todo:
-                break
-        yield from sorted(_global_parts(data))
+        is_complete = False
+        while not is_complete:
+            self._hash_reached()
+            known = len(self._modules)
+            for name, value in patches([*self._modules, "builtins"]).items():
+                if name not in replaced:
+                    replaced[name] = self.named(f"replaced {name}", value)
+            files = self._files_of_imports()
+            is_complete = not self._todo and len(self._modules) == known
+        yield from sorted(_global_parts(self._data))
         yield from ((f"global {name}", _hash(*sorted(found))) for name, found in sorted(self._unnamed_globals.items()))
-        yield from ((f"code {module}", _hash(*sorted(pieces))) for module, pieces in sorted(code.items()))
-        yield from files.parts
+        yield from ((f"code {module}", _hash(*sorted(pieces))) for module, pieces in sorted(self._code_of.items()))
+        yield from files
         yield from parts_of(self._modules)
         yield from ((f"replaced {name}", digest) for name, digest in sorted(replaced.items()))
-        yield from own
+        yield from switched
+
+    def _hash_reached(self) -> None:
+        """Hashes the code and the global variables that were reached, and those that they lead to."""
+        while self._todo:
+            where, (module, name) = self._todo.popleft()
+            value = where[module, name]
+            if where is self._globals:
+                self._data[module, name] = self._global_digest(f"global {_full(module, name)}", value)
+            else:
+                digest = self._closed(value, self._structure)
+                self._code_of.setdefault(module, []).append(digest + name.encode())
+                self._tell(f"code {_full(module, name)}", value)
+
+    def _global_digest(self, name: str, value: Any) -> bytes:
+        # Most global variables are constants, for which pickling would take long.
+        return _hash(_constant(value)) if type(value) in (int, float, bool) else self.named(name, value)
+
+    def _files_of_imports(self) -> list[tuple[str, bytes]]:
+        """Returns the files of modules that functions will import, and follows what these files lead to in memory."""
+        if not self._lazy:
+            return []
+        files = sources_of(self._lazy, skip_present=True)
+        for name in files.libraries | files.present:
+            self._note(name)
+            if name in files.present and self._of_user(name):
+                # It is imported by a file, whose use of it is not known.
+                self._member(name, ())
+        return files.parts
 
     def closed(self, value: Any) -> bytes:
         """Returns the digest of a value and all unnamed code that it leads to. Later numbers do not depend on it."""
@@ -340,7 +355,7 @@ class _Walk:
             digests = [hashed(value)]
             while self._queue:
                 digests.append(self._structure(self._queue.pop(0)))
-            return _hash(*digests)
+            return _hash(*digests) if len(digests) > 1 else digests[0]
         finally:
             self._numbers, self._queue = numbers, queue
 
@@ -610,7 +625,7 @@ class _Walk:
         else:
             rest = self._bytecode(code)
         home = scope.get("__name__")
-        if isinstance(home, str) and home in sys.modules and not self._of_user(home):
+        if not self._of_user(home) and isinstance(home, str) and home in sys.modules:
             # A library made it of the user's code, such as a decorator does. The library counts by its version.
             self._note(home)
             return _hash(b"wrapper", home.encode(), rest)
@@ -619,7 +634,7 @@ class _Walk:
         for used in uses.imports:
             with contextlib.suppress(ImportError):
                 digests += self._import(full_name(used, scope.get("__package__")), used.members, used.reads)
-        return _hash(b"function", rest, *digests)
+        return _hash(rest, repr(digests).encode())
 
     def _read(self, scope: dict[str, Any], home: Any, path: Path) -> bytes:
         """Returns the digest of a global variable, or of the part of it that code reads by constant names."""
@@ -640,7 +655,7 @@ class _Walk:
             return name.encode() + self._member(value.__name__, path[1:])
         if len(path) > 1:
             return self._read(scope, home, path[:1])
-        # Functions of a script in a process that it spawned keep the globals of another module than the one found there.
+        # In a process that a script spawned, its functions have other globals than the module that is found there.
         if home == MAINS[1] or (home in sys.modules and vars(sys.modules[home]) is scope):
             return name.encode() + self._global(home, name, value)
         digest = self.plain(value)
@@ -705,9 +720,7 @@ class _Walk:
         if issubclass(cls, enum.Enum):
             members = {k: v for k, v in members.items() if k not in cls.__members__ and k != "_value2member_map_"}
             members["_member_map_"] = [(name, member.value) for name, member in cls.__members__.items()]
-        return _hash(
-            b"class", self.plain((type(cls), cls.__bases__, cls.__qualname__, sorted(members.items(), key=_first)))
-        )
+        return self.plain((type(cls), cls.__bases__, cls.__qualname__, sorted(members.items(), key=_first)))
 
     def _bytecode(self, code: types.CodeType) -> bytes:
         known = _known(code)

@@ -25,82 +25,95 @@ _CODE = frozenset((types.FunctionType, property, functools._lru_cache_wrapper, f
 
 
 class _Scanned(NamedTuple):
+    """A module as it was when it was looked at. Comparing it with the present one takes a hundredth of the time."""
+
+    module: Any
     members: dict[str, Any]
-    """The members as they were. Comparing them with the present ones takes a hundredth of the time of a scan."""
-    own: list[Any]
-    """Those that the user has replaced, by name."""
     classes: list[type]
+    members_of_classes: list[dict[str, Any]]
     modules: list[str]
+    found: dict[str, Any]
+    """Members that the user has replaced, by their full name."""
+
+    def is_present(self, module: Any) -> bool:
+        """Returns whether nothing has changed since then."""
+        try:
+            is_same = self.module is module and self.members == vars(module)
+            return is_same and self.members_of_classes == list(map(vars, self.classes))
+        except Exception:
+            # Some objects, such as arrays, answer a comparison in their own way. It is made only with another object.
+            return False
 
 
-_scanned: dict[int, tuple[Any, _Scanned]] = {}
-"""What was found, by the id of the module or class, which is kept beside it."""
+_scanned: dict[str, _Scanned] = {}
 
 
 def patches(names: Iterable[str]) -> dict[str, Any]:
     """Returns the user's code in imported library modules, in their classes, and in modules that they have imported."""
-    found: dict[str, Any] = {}
+    scan = _Scan()
     near = set(names)
     for name in list(near):
-        module = sys.modules.get(name)
-        if module is not None and not is_users(name):
-            near.update(_scan(module).modules)
+        near.update(scan.of(name).modules)
+    found: dict[str, Any] = {}
     for name in sorted(near):
-        module = sys.modules.get(name)
-        if module is None or is_users(name):
-            continue
-        scanned = _scan(module)
-        found.update((f"{name}.{member}", scanned.members[member]) for member in scanned.own)
-        for cls in scanned.classes:
-            inner = _scan(cls)
-            for member in inner.own:
-                found[f"{cls.__module__}.{cls.__qualname__}.{member}"] = inner.members[member]
+        found.update(scan.of(name).found)
     return found
 
 
-def _scan(holder: Any) -> _Scanned:
-    members = vars(holder)
-    kept = _scanned.get(id(holder))
-    if kept is not None and _are_same(kept[1].members, members):
-        return kept[1]
-    copy = dict(members)
-    is_module = isinstance(holder, types.ModuleType)
-    top = (holder.__name__ if is_module else holder.__module__).partition(".")[0]
-    own, classes, modules = [], [], []
-    for name, value in copy.items():
-        kind = type(value)
-        if issubclass(kind, type):
-            if is_module and _is_class_of(value, top):
-                classes.append(value)
-        elif is_module and kind is types.ModuleType:
-            modules.append(value.__name__)
-        elif kind not in _CODE:
-            continue
-        if name not in _HOOKS and any(_is_own(code, name, copy) for code in _codes_of(value)):
-            own.append(name)
-    scanned = _Scanned(copy, own, classes, modules)
-    _scanned[id(holder)] = holder, scanned
-    return scanned
+_NOTHING = _Scanned(None, {}, [], [], [], {})
 
 
-def _are_same(before: dict[str, Any], now: Mapping[str, Any]) -> bool:
-    try:
-        return bool(before == now)
-    except Exception:
-        # Some objects, such as arrays, answer a comparison in their own way. It is made only if the object is another.
-        return False
+class _Scan:
+    """Looks at modules, and knows for a while which are the user's."""
 
+    def __init__(self) -> None:
+        self._is_users = functools.cache(is_users)
 
-def _is_class_of(value: Any, top: str) -> bool:
-    # Other classes cannot be changed.
-    if not _is_heap_class(value):
-        return False
-    return isinstance(value.__module__, str) and value.__module__.partition(".")[0] == top
+    def of(self, name: str) -> _Scanned:
+        module = sys.modules.get(name)
+        if module is None or self._is_users(name):
+            return _NOTHING
+        kept = _scanned.get(name)
+        if kept is None or not kept.is_present(module):
+            kept = _scanned[name] = self._anew(name, module)
+        return kept
+
+    def _anew(self, name: str, module: Any) -> _Scanned:
+        members = dict(vars(module))
+        top = name.partition(".")[0]
+        classes = [value for value in members.values() if _is_heap_class(value) and _top(value) == top]
+        members_of_classes = [dict(vars(cls)) for cls in classes]
+        found = {f"{name}.{member}": members[member] for member in self._own(members)}
+        for cls, inner in zip(classes, members_of_classes, strict=True):
+            found |= {f"{cls.__module__}.{cls.__qualname__}.{member}": inner[member] for member in self._own(inner)}
+        modules = [value.__name__ for value in members.values() if type(value) is types.ModuleType]
+        return _Scanned(module, members, classes, members_of_classes, modules, found)
+
+    def _own(self, members: dict[str, Any]) -> Iterator[str]:
+        """Yields the names of the members that are code of the user's."""
+        for name, value in members.items():
+            is_code = type(value) in _CODE or issubclass(type(value), type)
+            if is_code and name not in _HOOKS and any(self._is_own(code, name, members) for code in _codes_of(value)):
+                yield name
+
+    def _is_own(self, code: Any, name: str, members: Mapping[str, Any]) -> bool:
+        kind = type(code)
+        if kind is types.FunctionType:
+            home = code.__globals__
+            return home is not members and self._is_users(home.get("__name__"))
+        if kind is functools.partial:
+            # A library has no reason to wrap a function of its own under the same name.
+            return getattr(code.func, "__name__", None) == name or self._is_own(code.func, name, members)
+        return _is_heap_class(code) and isinstance(code.__module__, str) and self._is_users(code.__module__)
 
 
 def _is_heap_class(value: Any) -> bool:
-    # The type is compared, because some objects of libraries answer `isinstance` with a warning.
+    # Other classes cannot be changed. The type is compared, because some objects answer `isinstance` with a warning.
     return issubclass(type(value), type) and bool(value.__flags__ & _HEAP_TYPE)
+
+
+def _top(cls: type) -> str:
+    return cls.__module__.partition(".")[0] if isinstance(cls.__module__, str) else ""
 
 
 def _codes_of(value: Any) -> Iterator[Any]:
@@ -113,13 +126,3 @@ def _codes_of(value: Any) -> Iterator[Any]:
         yield value.__wrapped__
     else:
         yield value
-
-
-def _is_own(code: Any, name: str, members: Mapping[str, Any]) -> bool:
-    kind = type(code)
-    if kind is types.FunctionType:
-        return code.__globals__ is not members and is_users(code.__globals__.get("__name__"))
-    if kind is functools.partial:
-        # A library has no reason to wrap a function of its own under the same name.
-        return getattr(code.func, "__name__", None) == name or _is_own(code.func, name, members)
-    return _is_heap_class(code) and is_users(code.__module__)
