@@ -7,6 +7,7 @@ instructions. The standard library's ``dis`` takes ten times as long.
 from __future__ import annotations
 
 import dis
+import inspect
 import sys
 from collections.abc import Iterator
 from types import CodeType
@@ -84,13 +85,21 @@ def uses_of(code: CodeType) -> Uses:
     while todo:
         one = todo.pop()
         _Scan(one, names, imports).run()
-        for constant in one.co_consts:
+        for constant in one.co_consts[_has_docstring(one) :]:
             if isinstance(constant, CodeType):
                 todo.append(constant)
             # "." and ".." stand for a folder less often than they separate words.
             elif isinstance(constant, str) and constant not in (".", ".."):
                 strings.add(constant)
     return Uses(tuple(sorted(names)), tuple(sorted(imports)), tuple(sorted(strings)))
+
+
+def _has_docstring(code: CodeType) -> bool:
+    if sys.version_info >= (3, 14):
+        return bool(code.co_flags & 0x4000000)  # CO_HAS_DOCSTRING
+    # Functions without one have no string in its place. Lambdas and comprehensions have a name in "<>".
+    is_function = bool(code.co_flags & inspect.CO_OPTIMIZED) and not code.co_name.startswith("<")
+    return is_function and isinstance(next(iter(code.co_consts), None), str)
 
 
 def attributes_set_by(code: CodeType) -> set[str]:

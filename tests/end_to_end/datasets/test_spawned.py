@@ -124,7 +124,7 @@ def test_ranks_that_a_script_spawns_share_what_it_defines(socket_path: Path, tmp
     assert sorted(first[3] + second[3]) == sorted(2 * list(range(64)))
 
 
-def test_a_spawned_process_differs_from_a_plain_run_in_how_it_starts_processes(socket_path: Path, tmp_path: Path) -> None:
+def test_a_spawned_process_differs_from_a_plain_run_in_its_start_method(socket_path: Path, tmp_path: Path) -> None:
     scripts = [begin(tmp_path, method, 1) for method in ("plain", "spawn")]
     (plain,), (spawned,) = map(results, scripts)
     assert (plain[1], spawned[1]) == ("__main__", "__mp_main__")
