@@ -40,6 +40,7 @@ from coprep._names import MAINS, member_at
 from coprep._patches import patches
 from coprep._private import Private, path_to, reason_of, token_of, tokens_within
 from coprep._reducing import is_dispatcher
+from coprep._snapshot import Snapshot
 from coprep._switches import switches
 from coprep._unpicklable import Named, attributes_of
 
@@ -257,6 +258,41 @@ def _needs_memo(error: Exception) -> bool:
     return is_cyclic or isinstance(error, (RecursionError, _RepeatsTooOften))
 
 
+class _Closure(NamedTuple):
+    """All code that some code leads to by names alone, with digests that hold as long as none of it changes."""
+
+    snapshot: Snapshot
+    pieces: dict[tuple[str, str], Any]
+    changing: list[tuple[str, str]]
+    """Those of the pieces that hold data, and have no digest here."""
+    globals: dict[tuple[str, str], dict[str, Any]]
+    """The variables that the code reads, with the dict that each is in."""
+    code: dict[str, list[bytes]]
+    modules: dict[str, None]
+    lazy: dict[str, None]
+    strings: set[str]
+
+    def holds(self, roots: dict[tuple[str, str], Any]) -> bool:
+        """Returns whether nothing has changed since the code was looked at."""
+        is_same = all(self.pieces[key] is value for key, value in roots.items())
+        return is_same and not self.lazy.keys() & sys.modules.keys() and self.snapshot.is_present()
+
+
+CLOSURES = 64
+"""Most closures that are kept. A program has one or two for each loader."""
+_closures: dict[frozenset[tuple[str, str]], _Closure] = {}
+
+
+def _closure_of(roots: dict[tuple[str, str], Any]) -> _Closure:
+    key = frozenset(roots)
+    closure = _closures.get(key)
+    if closure is None or not closure.holds(roots):
+        closure = _closures[key] = _Walk([]).close(roots)
+        if len(_closures) > CLOSURES:
+            del _closures[next(iter(_closures))]
+    return closure
+
+
 class _Walk:
     """Hashes values, and collects the code, globals, modules and possible paths that they lead to."""
 
@@ -271,6 +307,9 @@ class _Walk:
         self._unnamed_globals: dict[str, set[bytes]] = {}  # the same, where there is no such module
         self._data: dict[tuple[str, str], bytes] = {}  # digests of these globals
         self._code_of: dict[str, list[bytes]] = {}  # digests of the pieces of each module
+        self._scopes: dict[tuple[str, str], dict[str, Any]] = {}  # where these globals are
+        self._snapshot: Snapshot | None = None  # in a walk that looks for a closure
+        self._is_fixed = True  # whether the present piece holds no data
         self._todo: deque[tuple[dict[tuple[str, str], Any], tuple[str, str]]] = deque()
         self._found = found
         self._private: list[tuple[Any, str]] = []
@@ -300,6 +339,7 @@ class _Walk:
         switched = [(name, self.named(name, value)) for name, value in switches()]
         replaced: dict[str, bytes] = {}
         is_complete = False
+        self._take_closure()
         while not is_complete:
             self._hash_reached()
             known = len(self._modules)
@@ -315,6 +355,61 @@ class _Walk:
         yield from parts_of(self._modules)
         yield from ((f"replaced {name}", digest) for name, digest in sorted(replaced.items()))
         yield from switched
+
+    def _take_closure(self) -> None:
+        """Takes the digests of the code that the reached code leads to by names alone, if they are known already."""
+        roots = {key: self._pieces[key] for where, key in self._todo if where is self._pieces}
+        closure = _closure_of(roots)
+        for key in closure.pieces.keys() - self._pieces.keys():
+            self._pieces[key] = closure.pieces[key]
+        self._todo = deque(entry for entry in self._todo if entry[0] is self._globals)
+        self._todo += ((self._pieces, key) for key in closure.changing)
+        for (module, name), scope in closure.globals.items():
+            self._add(self._globals, module, name, scope[name])
+        for module, digests in closure.code.items():
+            self._code_of[module] = list(digests)
+        self._modules.update(closure.modules)
+        self._lazy.update(closure.lazy)
+        self.strings |= closure.strings
+
+    def close(self, roots: dict[tuple[str, str], Any]) -> _Closure:
+        """Returns all code that other code leads to by names alone. Nothing else is hashed by this walk."""
+        self._snapshot = Snapshot()
+        for (module, name), value in roots.items():
+            self._add(self._pieces, module, name, value)
+        changing: list[tuple[str, str]] = []
+        while self._todo:
+            where, (module, name) = self._todo.popleft()
+            if where is self._globals:
+                continue
+            self._is_fixed = True
+            found: tuple[dict[Any, Any], ...] = (
+                self._pieces,
+                self._scopes,
+                self._globals,
+                self._modules,
+                self._lazy,
+                self._reads,
+                self._digests,
+            )
+            sizes = [len(one) for one in found]
+            waiting = len(self._todo)
+            digest = self._closed(self._pieces[module, name], self._structure)
+            if self._is_fixed and not self._private:
+                self._code_of.setdefault(module, []).append(digest + name.encode())
+                continue
+            # It holds data. What this leads to is found anew each time.
+            changing.append((module, name))
+            self._private.clear()
+            for one, size in zip(found, sizes, strict=True):
+                while len(one) > size:
+                    one.popitem()
+            while len(self._todo) > waiting:
+                self._todo.pop()
+        scopes = {key: self._scopes[key] for key in self._globals}
+        return _Closure(
+            self._snapshot, self._pieces, changing, scopes, self._code_of, self._modules, self._lazy, self.strings
+        )
 
     def _hash_reached(self) -> None:
         """Hashes the code and the global variables that were reached, and those that they lead to."""
@@ -567,6 +662,9 @@ class _Walk:
         elif not isinstance(name, str) or member_at(sys.modules.get(module), name) is not code:
             return self._number(code)
         elif self._of_user(module):
+            self._note_members(sys.modules[module])
+            if "." in name:
+                self._note_members(member_at(sys.modules[module], name.rpartition(".")[0]))
             module = _main(module)
             self._add(self._pieces, module, name, code)
         return self._remember(code, f"r{module}:{name}".encode())
@@ -598,10 +696,15 @@ class _Walk:
         if isinstance(module, str) and module not in MAINS:
             self._modules[module] = None
 
+    def _note_members(self, holder: Any) -> None:
+        if self._snapshot is not None:
+            self._snapshot.add_members(holder)
+
     def _structure(self, code: Any) -> bytes:
         """Returns the digest of code by what it does."""
         if is_dispatcher(code):
             # Its closure holds a cache, which changes by use.
+            self._is_fixed = False
             return self.plain(("dispatcher", code.__wrapped__, list(code.registry.items())))
         if isinstance(code, types.FunctionType):
             return self._function(code)
@@ -611,16 +714,23 @@ class _Walk:
             members = {k: v for k, v in vars(code).items() if not k.startswith("__")}
             name = _main(code.__name__)
             if sys.modules.get(code.__name__) is code:
-                values = [self._global(code.__name__, k, v) for k, v in sorted(members.items())]
+                self._note_members(code)
+                values = [self._global(vars(code), code.__name__, name) for name in sorted(members)]
                 return _hash(b"module", name.encode(), *map(str.encode, sorted(members)), *values)
+            self._is_fixed = False
             return _hash(b"module", name.encode(), self.plain(sorted(members.items(), key=_first)))
         return self._class(code)
 
     def _function(self, function: types.FunctionType) -> bytes:
         code, scope = function.__code__, function.__globals__
         state = [function.__defaults__, function.__kwdefaults__, vars(function), function.__closure__]
+        if self._snapshot is not None:
+            self._snapshot.add_function(function)
+            self._snapshot.add_scope(scope)
         if any(state):
             cells = list(map(_cell, function.__closure__ or ()))
+            held = [function.__defaults__ or (), *(function.__kwdefaults__ or {}).values(), *vars(function).values()]
+            self._is_fixed = self._is_fixed and all(map(_is_fixed, held + cells))
             rest = self.plain((code, function.__defaults__, function.__kwdefaults__, vars(function), cells))
         else:
             rest = self._bytecode(code)
@@ -657,17 +767,20 @@ class _Walk:
             return self._read(scope, home, path[:1])
         # In a process that a script spawned, its functions have other globals than the module that is found there.
         if home == MAINS[1] or (home in sys.modules and vars(sys.modules[home]) is scope):
-            return name.encode() + self._global(home, name, value)
+            return name.encode() + self._global(scope, home, name)
+        self._is_fixed = False
         digest = self.plain(value)
         if not isinstance(value, _CODE):
             self._unnamed_globals.setdefault(name, set()).add(digest)
         return name.encode() + digest
 
-    def _global(self, module: str, name: str, value: Any) -> bytes:
+    def _global(self, scope: dict[str, Any], module: str, name: str) -> bytes:
         """Returns the digest of a member of a module: that of code itself, or the name of data."""
+        value = scope[name]
         if isinstance(value, _CODE):
             return self.plain(value) if isinstance(value, types.BuiltinFunctionType) else self._named(value)
         module = _main(module)
+        self._scopes.setdefault((module, name), scope)
         self._add(self._globals, module, name, value)
         return f"g{module}:{name}".encode()
 
@@ -681,18 +794,18 @@ class _Walk:
             if isinstance(inner, types.ModuleType) and sys.modules.get(inner.__name__) is inner:
                 self._member(inner.__name__, path[1:])
             return b"m" + module.encode()
+        self._note_members(holder)
         if not path:
             self._add(self._pieces, _main(module), "*", holder)
             return b"m" + _main(module).encode()
-        value = vars(holder).get(path[0], _MISSING)
+        # The module may answer itself, or lack a module of its package that will be imported.
+        name = path[0] if path[0] in vars(holder) else "__getattr__"
+        value = vars(holder).get(name, _MISSING)
         if value is _MISSING:
-            # The module may answer itself, or lack a module of its package that will be imported.
-            value = vars(holder).get("__getattr__", _MISSING)
-            if value is _MISSING:
-                return b"-" + self._future(f"{module}.{path[0]}")
+            return b"-" + self._future(f"{module}.{path[0]}")
         if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
             return self._member(value.__name__, path[1:])
-        return self._global(module, path[0], value)
+        return self._global(vars(holder), module, name)
 
     def _import(self, module: str, members: tuple[str, ...], reads: tuple[Path, ...]) -> Iterator[bytes]:
         """Yields the digests of what a function imports when it is called."""
@@ -714,6 +827,8 @@ class _Walk:
 
     def _class(self, cls: type) -> bytes:
         members = {k: v for k, v in vars(cls).items() if k not in _NOT_CODE}
+        self._note_members(cls)
+        self._is_fixed = self._is_fixed and all(map(_is_fixed, members.values()))
         if isinstance(members.get("__doc__"), str):
             # A dataclass writes the modules of its fields' types into its docstring.
             members["__doc__"] = members["__doc__"].replace(f"{MAINS[1]}.", f"{MAINS[0]}.")
@@ -731,6 +846,17 @@ class _Walk:
 
 
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, functools._lru_cache_wrapper)
+
+
+_CONSTANT = (str, bytes, int, float, complex, bool, type(None), type(...))
+_FIXED = (*_CODE, staticmethod, classmethod, property, types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def _is_fixed(value: Any) -> bool:
+    """Returns whether a value holds nothing that may change. Code may, but is looked at on its own."""
+    if type(value) in (tuple, frozenset):
+        return all(map(_is_fixed, value))
+    return type(value) in _CONSTANT or isinstance(value, _FIXED)
 
 
 def _first(item: tuple[str, Any]) -> str:
