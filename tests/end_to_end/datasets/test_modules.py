@@ -159,6 +159,73 @@ def test_memory_counts(project: Path, function: str, changed: Callable[[], Any],
     assert bool(found) == bool(expected)
 
 
+@pytest.mark.parametrize(("function", "changed", "expected"), CHANGES.values(), ids=CHANGES)
+def test_what_is_remembered_makes_no_difference(
+    project: Path, monkeypatch: pytest.MonkeyPatch, function: str, changed: Callable[[], Any], expected: list[str]
+) -> None:
+    def anew() -> Parts:
+        monkeypatch.setattr("coprep._fingerprint._closures", {})
+        monkeypatch.setattr("coprep._fingerprint._codes", {})
+        return parts(function)
+
+    assert parts(function) == parts(function) == anew()
+    changed()
+    after = parts(function)
+    assert parts(function) == after == anew()
+
+
+def make(number: Any) -> Any:
+    return lambda: number
+
+
+def test_every_kind_of_change_of_remembered_code_is_seen(project: Path) -> None:
+    data, tools = module("project.data"), module("project.tools")
+    data.Data.table, data.Data.closed, data.Data.late = {"a": 1}, make([1]), make(1)
+    seen = [parts("Data")]
+
+    def look() -> None:
+        assert parts("Data") == parts("Data")
+        seen.append(parts("Data"))
+
+    data.Data.table["a"] = 2
+    look()
+    data.Data.table["a"] = tools.helper
+    look()
+    del data.Data.table["a"]
+    look()
+    data.Data.scale = 2.0
+    look()
+    data.Data.closed.__closure__[0].cell_contents.append(2)
+    look()
+    data.Data.late.__closure__[0].cell_contents = 1.0
+    look()
+    tools.helper.__code__ = patched_helper.__code__
+    look()
+    tools.helper.__kwdefaults__ = {"x": 1}
+    look()
+    tools.helper.mark = 3
+    look()
+    data.Base.more = 3
+    look()
+    data.Data.__bases__ = (type("Other", (data.Base,), {"__module__": __name__}),)
+    look()
+    assert len({tuple(sorted(one.items())) for one in seen}) == len(seen)
+    # What a table no longer leads to does not count.
+    data.Data.table["a"] = lambda: module("project_config")
+    look()
+    del data.Data.table["a"]
+    assert parts("Data") == seen[-2]
+
+
+def test_a_module_that_is_imported_later_counts_from_then_on_as_it_is_in_memory(project: Path) -> None:
+    before = parts("imports_later")
+    importlib.import_module("project.lazy")
+    assert "code project.lazy" in differing(before, parts("imports_later"))
+    after = parts("imports_later")
+    (project / "project/later.py").write_text("x = 9\n")
+    assert parts("imports_later") == after
+
+
 @pytest.mark.parametrize("function", ["reads_a_member", "reads_all", "reads_deep", "imports_a_member", "Data"])
 def test_files_of_imported_modules_do_not_matter(project: Path, function: str) -> None:
     before = parts(function)
