@@ -31,6 +31,7 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
+from coprep._attributes import Named, attributes_of
 from coprep._bytecode import Path, Uses, uses_of
 from coprep._caches import HOOK, identified, reducer_of
 from coprep._memory import Mappings, address_of
@@ -41,8 +42,8 @@ from coprep._patches import patches
 from coprep._private import Private, path_to, reason_of, token_of, tokens_within
 from coprep._reducing import is_dispatcher
 from coprep._snapshot import Snapshot
+from coprep._surroundings import Surroundings
 from coprep._switches import switches
-from coprep._attributes import Named, attributes_of
 
 Handler = Callable[[Any], bytes | None]
 
@@ -315,6 +316,7 @@ class _Walk:
         self._private: list[tuple[Any, str]] = []
         self._reads: dict[tuple[int, Path], bytes] = {}  # digests of what code reads from the globals of a module
         self._mappings = Mappings()
+        self._surroundings = Surroundings()
         self._fast: dict[type, Handler | None] = {str: self._string}
         self._memoizing: dict[type, Handler | None] = {str: self._string_by_value, bytes: lambda obj: b"b" + obj}
         self._digests: dict[int, bytes] = {}  # digests that are the same wherever the object is met
@@ -354,6 +356,8 @@ class _Walk:
         yield from files
         yield from parts_of(self._modules)
         yield from ((f"replaced {name}", digest) for name, digest in sorted(replaced.items()))
+        for name, value in self._surroundings.found():
+            yield name, _hash(value.encode("utf-8", "surrogateescape"))
         yield from switched
 
     def _take_closure(self) -> None:
@@ -740,6 +744,8 @@ class _Walk:
             self._note(home)
             return _hash(b"wrapper", home.encode(), rest)
         uses = _known(code).uses
+        if self._surroundings.note(uses, scope):
+            self._is_fixed = False
         digests = [self._read(scope, home, path) for path in uses.names]
         for used in uses.imports:
             with contextlib.suppress(ImportError):
@@ -777,6 +783,8 @@ class _Walk:
     def _global(self, scope: dict[str, Any], module: str, name: str) -> bytes:
         """Returns the digest of a member of a module: that of code itself, or the name of data."""
         value = scope[name]
+        if value is os.environ or value is sys.argv:
+            return name.encode()  # It counts as far as code reads it.
         if isinstance(value, _CODE):
             return self.plain(value) if isinstance(value, types.BuiltinFunctionType) else self._named(value)
         module = _main(module)

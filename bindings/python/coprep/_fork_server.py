@@ -12,7 +12,6 @@ import mmap
 import os
 import signal
 import socket
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn

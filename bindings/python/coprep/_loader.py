@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
 import sys
@@ -517,15 +516,15 @@ class DataLoader(TorchInterface, Generic[T_co]):
         raise DatasetChanged
 
     def _move(self) -> _coprep.Loader:
-        """Leaves the stream in mid-epoch for one of the dataset as it is now, and goes on with the rest of the epoch."""
+        """Leaves the stream in mid-epoch for one of the dataset as it is now, and goes on with the epoch's rest."""
         if self._given_rank.resolve().world_size > 1 or self._cohort is not None:
             raise CoprepError(
-                "the dataset was changed while an epoch was iterated, and new workers are needed. Ranks and members of a "
-                "cohort cannot go on with different datasets: change it between epochs, on all of them"
+                "the dataset was changed while an epoch was iterated, and new workers are needed. Ranks and members of "
+                "a cohort cannot go on with different datasets: change it between epochs, on all of them"
             )
         warnings.warn(
-            "the dataset was changed while an epoch was iterated, and its workers have ended: the rest of the epoch comes "
-            "from the dataset as it is now, and is not shared with jobs whose dataset differs",
+            "the dataset was changed while an epoch was iterated, and its workers have ended: the rest of the epoch "
+            "comes from the dataset as it is now, and is not shared with jobs whose dataset differs",
             UnsharedWarning,
             stacklevel=4,
         )

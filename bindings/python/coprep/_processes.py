@@ -45,7 +45,7 @@ def fork() -> int:
     pid = -1
     try:
         with warnings.catch_warnings():
-            # Python warns of threads, as PyTorch's forks do not. A user whose libraries cannot be forked asks for spawn.
+            # Python warns if there are threads. PyTorch forks all the same. Where that fails, users ask for spawn.
             warnings.simplefilter("ignore")
             pid = os.fork()
     finally:

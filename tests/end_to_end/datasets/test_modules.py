@@ -345,7 +345,7 @@ def test_functions_that_a_library_wraps_count(project: Path) -> None:
 
 
 def factory() -> Parts:
-    return dict(UserCode("project.data:Data", None, None, whole=False, batched=True, spawn=False).identity().dataset)
+    return dict(UserCode("project.data:Data", None, None, whole=False, batched=True, context="fork").identity().dataset)
 
 
 def test_a_factory_counts_by_the_files_that_a_new_process_imports(project: Path) -> None:
@@ -370,7 +370,7 @@ def test_a_factory_counts_by_the_files_that_a_new_process_imports(project: Path)
 
 def test_a_factory_in_a_module_that_is_nowhere_is_an_error(project: Path) -> None:
     with pytest.raises(ModuleNotFoundError, match="no module 'project_nowhere'"):
-        UserCode("project_nowhere:f", None, None, whole=False, batched=True, spawn=False).identity()
+        UserCode("project_nowhere:f", None, None, whole=False, batched=True, context="fork").identity()
 
 
 def test_modules_are_told_apart(project: Path) -> None:
