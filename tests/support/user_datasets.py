@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -282,6 +283,75 @@ class Loaded(Numbers):
     def __getitem__(self, i: int) -> Any:
         time.sleep(self.pause)
         return self.loaded_by, os.getpid(), i
+
+
+class Settings(Numbers):
+    """A dataset whose samples are a setting of its class."""
+
+    setting = 0
+
+    def __getitem__(self, i: int) -> Any:
+        return self.setting, i
+
+
+class Handles(Numbers):
+    """A dataset with an open file and an open database, which it has read before."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        super().__init__(size)
+        self.file = open(path, "rb")  # noqa: SIM115 - that it stays open is the point
+        self.connection = sqlite3.connect(":memory:")
+        self.connection.execute("create table numbers (number)")
+        self.connection.executemany("insert into numbers values (?)", [(i,) for i in range(size)])
+
+    def __getitem__(self, i: int) -> Any:
+        # Processes that inherit a file share its position.
+        (read,) = os.pread(self.file.fileno(), 1, i)
+        ((stored,),) = self.connection.execute("select number from numbers where number = ?", (i,)).fetchall()
+        assert read == stored
+        return read, i
+
+
+class Counted(Numbers):
+    """A dataset that counts its samples in objects that processes share."""
+
+    def __init__(self, size: int, counted: Any, noted: Any, queue: Any) -> None:
+        super().__init__(size)
+        self.counted, self.noted, self.queue = counted, noted, queue
+
+    def __getitem__(self, i: int) -> Any:
+        if i not in self.noted:
+            with self.counted.get_lock():
+                self.counted.value += 1
+            self.noted[i] = os.getpid()
+            self.queue.put(i)
+        return super().__getitem__(i)
+
+
+class Processes(Numbers):
+    """A dataset whose samples tell what ``multiprocessing`` knows of the process."""
+
+    def __getitem__(self, i: int) -> Any:
+        process = multiprocessing.current_process()
+        return (multiprocessing.parent_process() is not None, process.name, process.pid), i
+
+
+class Printing(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        print(f"sample {i}")
+        print(f"warning of sample {i}", file=sys.stderr)
+        return super().__getitem__(i)
+
+
+class Freed(Numbers):
+    """A dataset that notes the process that frees it."""
+
+    def __del__(self) -> None:
+        note(self.log, os.getpid())
+
+    def __getitem__(self, i: int) -> Any:
+        wait(self.pause)
+        return i, i
 
 
 # --- faults --------------------------------------------------------------------------------------------------
