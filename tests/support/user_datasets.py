@@ -500,21 +500,6 @@ class Reopening(Numbers):
         return super().__getitem__(read)
 
 
-class Measured(Reopening):
-    """A dataset whose length is that of a file, which each process opens for itself."""
-
-    @functools.cached_property
-    def opened(self) -> tuple[int, Any]:
-        return os.getpid(), open(self.folder / "bytes", "rb")  # noqa: SIM115
-
-    def __len__(self) -> int:
-        return os.fstat(self.opened[1].fileno()).st_size
-
-    def __getitem__(self, i: int) -> Any:
-        assert self.opened[0] == os.getpid(), "it was opened before the fork"
-        return super().__getitem__(i)
-
-
 class Identified(Numbers):
     """A dataset that says what identifies it, and holds something that does not count, deep within."""
 
@@ -524,29 +509,6 @@ class Identified(Numbers):
 
     def __coprep_identity__(self) -> int:
         return self.size
-
-
-class Shrinking(Numbers):
-    """A dataset whose length differs between processes."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.made_by = os.getpid()
-
-    def __len__(self) -> int:
-        return self.size if os.getpid() == self.made_by else self.size - 1
-
-
-class SlowToLoad(Numbers):
-    """A dataset that takes long to load."""
-
-    def __init__(self, size: int, seconds: float) -> None:
-        super().__init__(size)
-        self.seconds = seconds
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        time.sleep(self.seconds)
 
 
 class Loud(Numbers):
@@ -567,6 +529,21 @@ def make() -> Numbers:
     return Numbers(48)
 
 
+def slow_to_load() -> Numbers:
+    """A factory that takes as many seconds as the environment says."""
+    time.sleep(float(os.environ["LOADS_S"]))
+    return Numbers(24)
+
+
+def killed_at_load() -> Numbers:
+    """A factory that kills the first processes that call it. The environment says how many, and where they note it."""
+    log = os.environ["LOADS_LOG"]
+    note(log, os.getpid())
+    if len(noted(log)) <= int(os.environ["LOADS_KILLED"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Numbers(24)
+
+
 def as_they_are(samples: list[Any]) -> list[Any]:
     """A collate_fn that returns the samples as a list."""
     return samples
@@ -575,36 +552,6 @@ def as_they_are(samples: list[Any]) -> list[Any]:
 def same(sample: Any) -> Any:
     """A transform that changes nothing."""
     return sample
-
-
-class KilledAtLoad(Numbers):
-    """A dataset that kills the first ``times`` processes that load it."""
-
-    def __init__(self, size: int, times: int, log: str) -> None:
-        super().__init__(size)
-        self.times = times
-        self.load_log = log
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        note(self.load_log, os.getpid())
-        if len(noted(self.load_log)) <= self.times:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-class KilledWhile(Numbers):
-    """A dataset that kills each process that loads it while the file ``flag`` exists."""
-
-    def __init__(self, size: int, flag: str, log: str, **arguments: Any) -> None:
-        super().__init__(size, **arguments)
-        self.flag = flag
-        self.load_log = log
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        note(self.load_log, os.getpid())
-        if Path(self.flag).exists():
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class KilledAtLook(Numbers):

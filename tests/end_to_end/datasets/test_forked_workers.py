@@ -1,4 +1,4 @@
-"""Tests that workers are copies of a job, as PyTorch's are, and that they end with it while other jobs notice nothing."""
+"""Tests that workers are copies of a job, as PyTorch's are, and end with it while other jobs notice nothing."""
 
 from __future__ import annotations
 
