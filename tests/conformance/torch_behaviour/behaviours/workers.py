@@ -307,7 +307,7 @@ def worker_of_a_batch_ours(DataLoader: Any) -> None:
 
 @behaviour(
     "the iterator's _workers",
-    difference="Workers belong to the coordinator: they serve all jobs, and outlive the iterator.",
+    difference="Workers serve all jobs of the stream, and an iterator is of one job.",
 )
 def workers_of_the_iterator(DataLoader: Any) -> None:
     """An iterator has its worker processes in _workers; _shutdown_workers ends them."""
