@@ -242,7 +242,9 @@ def test_a_dataset_that_kills_its_fork_server_each_time_is_one_clear_error(
         with pytest.raises(coprep.CoprepError, match=TOO_OFTEN):
             next(iter(loader))
         loader.close()
-    assert len(ud.noted(log)) == len(ud.noted(tmp_path / "looks")) == 4
+    assert len(ud.noted(tmp_path / "looks")) == 4
+    # A fifth one may have been started before the job heard of it.
+    assert len(ud.noted(log)) in (4, 5)
 
 
 @pytest.mark.usefixtures("nothing_is_left")
