@@ -19,8 +19,7 @@
 //! | `worker-loop` | worker | between two tasks, no lock is held | the coordinator; jobs start another |
 //! | `pool-begin` | `code`, which serves a worker process | before a sample is given to the process | that sample, as a defect |
 //! | `pool-turn` | `code` | before it reads the process's messages | the process, which is replaced |
-//! | `fork-server-listener` | `fork-server` | a message of the fork server was read | the fork server, and with it the stream |
-//! | `zygote-listener` | `code-zygote` | a message of the zygote was read | the zygote and its fork servers, and with them their streams |
+//! | `fork-server-listener` | `fork-server` | a message of the fork server was read | the fork server; a job forks another |
 //! | `reply-writer` | replies | before a session's replies are sent | that connection |
 //! | `disk-write` | disk-writer | before a sample is written to the local disk | that write: the sample is fetched again |
 //! | `warm-worker` | worker | before a sample of a warm-up is prepared | that sample: it counts as failed |

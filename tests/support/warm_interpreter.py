@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import gc
+import importlib
 import io
 import json
 import os
@@ -73,12 +74,13 @@ class WarmInterpreter:
 
     Args:
         environment: its environment. The dynamic linker reads `LD_LIBRARY_PATH` here only, and not for each script.
+        imports: modules that it imports.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], imports: Sequence[str] = ("coprep", "torch")) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, __file__, str(theirs.fileno())]
+            command = [sys.executable, __file__, str(theirs.fileno()), *imports]
             own = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
             self._process = subprocess.Popen(command, env=own, pass_fds=[theirs.fileno()])
 
@@ -159,8 +161,8 @@ def next_script(requests: socket.socket) -> types.CodeType | None:
 
 
 if __name__ == "__main__":
-    import coprep  # noqa: F401
-    import torch  # noqa: F401
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
 
     # The last collection of each script would copy the memory of all these objects.
     gc.freeze()

@@ -11,9 +11,11 @@ import json
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+from coprep._bytecode import attributes_set_by
 from coprep._modules import digest_of
 from coprep._names import MAINS
 from coprep._reducing import LOCKS
@@ -25,26 +27,49 @@ Reducer = Callable[[Any], Any]
 
 _TOKENIZER = frozenset(("deprecation_warnings", "cache", "_in_target_context_manager"))
 """Attributes of transformers' tokenizers that change by use: past warnings, looked-up tokens, and the present mode."""
-_ALBUMENTATIONS = frozenset(("random_generator", "py_random", "params", "_images_was_list", "_masks_was_list"))
-"""Attributes of albumentations' transforms that change by use: the last call, and the generators.
-
-The generators are made of the ``seed``, or anew each time.
-"""
+_OF_LIBRARIES = {
+    # The last call, tables by name in the order of a set, and generators, which are made of the `seed` or anew.
+    "albumentations": ("random_generator", "py_random", "params", "_images_was_list", "_masks_was_list", "_key2func")
+    + ("is_sequence_input", "label_manager"),
+    # The generator. What it was last used for is found in the code, see `_randomized`.
+    "monai": ("R",),
+    # The last call.
+    "kornia": ("_params", "_transform_matrix", "_transform_matrices", "_transform_matrix_params")
+    + ("_transform_matrix_params_snapshot", "_lazy_matrix_args", "input_dtype"),
+    # Properties that are computed when they are first asked for.
+    "scipy": ("_has_sorted_indices", "_has_canonical_format"),
+    "xarray": ("_cache", "_close"),
+}
+"""Attributes that change by use, or differ between processes, by the library whose classes have them."""
+_MADE_WHEN_ASKED_FOR = {"xarray": ("_attrs", "_encoding")}
+"""Attributes that are nothing until somebody asks for them, and then empty."""
 
 
 def reducer_of(cls: Any) -> Reducer | None:
     """Returns the function that reduces instances of a class to their identity, or ``None`` if pickle does it."""
     if hasattr(cls, HOOK):
         return lambda obj: (identified, (cls, getattr(obj, HOOK)()))
-    if cls in LOCKS or cls is threading.local:
+    if cls in LOCKS or cls is threading.local or _is_of(cls, "multiprocessing.synchronize", "Lock", "RLock"):
         # Each process or thread has its own. No sample depends on them.
         return lambda lock: (identified, (object, "lock"))
+    if issubclass(cls, logging.Handler):
+        return lambda handler: (identified, (cls, "handler"))
+    if issubclass(cls, weakref.ref):
+        return lambda reference: (identified, (cls, reference()))
+    if issubclass(cls, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
+        return lambda entries: (identified, (cls, dict(entries)))
     if issubclass(cls, logging.Logger):
         # A script's logger is named after its module, which has another name in a process that it spawned.
         return lambda logger: (identified, (cls, MAINS[0] if logger.name in MAINS else logger.name))
     if caches_of(cls) or _is_tokenizer(cls):
         return _reduce_without_caches
     return None
+
+
+def _is_of(cls: type, module: str, *names: str) -> bool:
+    """Returns whether a class is one of a module's, or derives from one, if the module is imported."""
+    found = sys.modules.get(module)
+    return any(issubclass(cls, getattr(found, name, ())) for name in names)
 
 
 def identified(cls: type, identity: Any) -> Any:
@@ -55,8 +80,21 @@ def identified(cls: type, identity: Any) -> Any:
 @functools.lru_cache(maxsize=1024)
 def caches_of(cls: Any) -> frozenset[str]:
     """Returns the names of the attributes, of a class's instances, that are no part of their identity."""
-    is_albumentations = any(base.__module__.partition(".")[0] == "albumentations" for base in cls.__mro__)
-    return _cached_properties(cls) | (_ALBUMENTATIONS if is_albumentations else frozenset())
+    libraries = _libraries_of(cls)
+    found = {name for library in libraries for name in _OF_LIBRARIES.get(library, ())}
+    if "monai" in libraries:
+        found |= _randomized(cls)
+    return _cached_properties(cls) | found
+
+
+def _libraries_of(cls: type) -> set[str]:
+    return {base.__module__.partition(".")[0] for base in cls.__mro__}
+
+
+def _randomized(cls: type) -> set[str]:
+    """Returns the attributes that a random transform sets in each call, by its method ``randomize``."""
+    methods: list[Any] = [vars(base).get("randomize") for base in cls.__mro__]
+    return {name for method in methods if hasattr(method, "__code__") for name in attributes_set_by(method.__code__)}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -73,9 +111,12 @@ def _cached_properties(cls: Any) -> frozenset[str]:
 def without_caches(cls: type, state: Any) -> Any:
     """Returns the state of an object, in pickle's form, without the attributes that are only caches."""
     caches = caches_of(cls)
+    empty = {name for library in _libraries_of(cls) for name in _MADE_WHEN_ASKED_FOR.get(library, ())}
 
     def kept(attributes: dict[str, Any]) -> dict[str, Any] | None:
-        rest = {name: value for name, value in attributes.items() if name not in caches}
+        rest = {
+            name: value for name, value in attributes.items() if name not in caches and (name not in empty or value)
+        }
         if _is_tokenizer(cls):
             rest = {
                 name: _without_last_call(value) if _is_backend(value) else value
@@ -102,7 +143,7 @@ def _with_attributes(state: Any, kept: Callable[[dict[str, Any]], Any]) -> Any:
     """Returns the state of an object, in pickle's form, with only those attributes that are kept."""
     if type(state) is tuple and len(state) == 2:
         # The second half has the slots.
-        return _with_attributes(state[0], kept), state[1]
+        return _with_attributes(state[0], kept), _with_attributes(state[1], kept)
     return kept(state) if type(state) is dict else state
 
 

@@ -48,10 +48,6 @@ class DatasetChanged(CoprepError):
     """The dataset has changed since the job joined its stream, so that the job cannot make samples for the stream."""
 
 
-class CannotTravel(TypeError):
-    """A part of a dataset cannot be pickled, so that no other process can make its samples."""
-
-
 class TimeoutError(CoprepError, builtins.TimeoutError):
     """A wait lasted longer than ``timeout``. The message tells who is awaited, for what, and since when."""
 

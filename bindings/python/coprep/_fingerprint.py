@@ -1,14 +1,17 @@
-"""Identity of datasets and transforms: equal in processes that would prepare the same samples, different otherwise.
+"""Identity of datasets and transforms: equal in jobs whose memory makes the same samples, different otherwise.
+
+Samples are made in the memory of one job, so everything is taken from memory: files of code are not read.
 
 Data is hashed as a pickle stream without a memo, so that it makes no difference which of several equal objects are the
-same object. Code that other processes can import is represented by its name, and the files of the user's own modules
-are hashed. All other code (``__main__``, lambdas, closures) is hashed by its structure. It forms a graph with cycles.
-Each piece gets a number when it is first met, is hashed on its own, and refers to others by number.
+same object. Functions and classes of the user's that are found under their name are represented by it. Each is hashed
+once, by its structure, and so are the global variables that reached code reads. Other code of the user's (lambdas,
+closures) gets a number when it is first met, is hashed on its own, and refers to others by number, since code forms a
+graph with cycles. Libraries count by their version, by what was set in them and by what was replaced in them.
 """
 
 from __future__ import annotations
 
-import dis
+import contextlib
 import enum
 import functools
 import hashlib
@@ -18,29 +21,35 @@ import os
 import pickle
 import sys
 import types
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
-from coprep._caches import HOOK, reducer_of
-from coprep._imports import Import, resolved
-from coprep._modules import Modules
+from coprep._bytecode import Path, Uses, uses_of
+from coprep._caches import HOOK, identified, reducer_of
+from coprep._memory import Mappings, address_of
 from coprep._modules import digest_of as _hash
-from coprep._names import MAINS, is_found_by_name
-from coprep._packing import refuse_text_file
+from coprep._modules import full_name, is_users, parts_of, sources_of
+from coprep._names import MAINS, member_at
+from coprep._patches import patches
+from coprep._private import Private, path_to, reason_of, token_of, tokens_within
 from coprep._reducing import is_dispatcher
-from coprep._unpicklable import Holder, Named, attributes_of, cannot_travel, culprit_of
+from coprep._snapshot import Snapshot
+from coprep._switches import switches
+from coprep._attributes import Named, attributes_of
 
 Handler = Callable[[Any], bytes | None]
 
 DEPTH = 3
 """Levels of attributes and elements that get parts of their own."""
 PARTS = 64
-"""Most parts that values are broken into."""
+"""Most parts that values are broken into, and most global variables that get parts of their own."""
 ELEMENTS = 16
 """Longest list or tuple whose elements get parts of their own."""
 STRINGS = 1000
@@ -48,35 +57,33 @@ STRINGS = 1000
 STREAM = 2 << 30
 """Bytes of a pickle without memo above which shared objects are assumed to be repeated too often."""
 
+_SHARED = "memory that processes share: a write of one job would reach the samples of others"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-_GLOBAL_OPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-# The interpreter, pickle and typing add these attributes to a class. They hold line numbers, caches and hints, which
+# The interpreter, pickle and libraries add these attributes to a class. They hold line numbers, caches and hints, which
 # change no sample.
 _NOT_CODE = {
     "__slotnames__",  # pickle notes it at the class when it first meets an instance
     *("__dict__", "__weakref__", "__module__", "__qualname__", "__classdictcell__", "_abc_impl"),
     *("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__", "__conditional_annotations__"),
     *("__orig_bases__", "__parameters__", "__type_params__", "__static_attributes__", "__firstlineno__"),
+    *("__pydantic_core_schema__", "__pydantic_serializer__", "__pydantic_validator__", "__signature__"),
 }
 
 
-def fingerprint(named: Mapping[str, Any], modules: Modules | None = None) -> list[tuple[str, bytes]]:
+def fingerprint(named: Mapping[str, Any], private: list[Private] | None = None) -> list[tuple[str, bytes]]:
     """Returns the identity of objects, in named parts (16-byte digests), so that a difference can be named.
 
-    Beside the objects' own parts (``dataset``, ``dataset.root``, ...) there are ``global NAME`` (data that code of the
-    main script uses), ``code MODULE``, ``package NAME``, and ``working directory`` if a relative path is met.
+    Beside the objects' own parts (``dataset``, ``dataset.root``, ...) there are ``code MODULE`` (the functions and
+    classes of a module that are reached), ``global NAME`` (data that these read), ``package NAME``, ``replaced NAME``
+    (the user's code in a library), ``switch NAME``, and ``working directory`` if a relative path is met.
 
     Args:
-        modules: modules that were looked up before, to save a second look when several fingerprints are made at once.
-
-    Raises:
-        TypeError: an object cannot be pickled. The message names the part and the remedy.
+        private: is given the objects that cannot be compared with those of other processes. Parts that lead to one have
+            digests that no other process has.
     """
-    walk = _Walk()
+    walk = _Walk([] if private is None else private)
     parts = [*_Splitter(walk, PARTS - len(named)).parts(named.items())]
-    for name, digests in sorted(walk.globals.items()):
-        parts.append((f"global {name}", _hash(*sorted(digests))))
-    parts += (modules or Modules()).parts(walk.modules)
+    parts += walk.rest()
     if any(os.path.exists(s) for s in walk.strings):
         parts.append(("working directory", _hash(os.fsencode(os.getcwd()))))
     return _unique(parts)
@@ -102,34 +109,16 @@ class _Splitter:
         self._walk = walk
         self._left = left
 
-    def parts(
-        self, named: Iterable[tuple[str, Any]], depth: int = 0, holder: Holder | None = None
-    ) -> Iterator[tuple[str, bytes]]:
+    def parts(self, named: Iterable[tuple[str, Any]], depth: int = 0) -> Iterator[tuple[str, bytes]]:
         for name, value in named:
             head, children = self._split(value) if depth < DEPTH else (value, [])
             if len(children) > self._left:
                 # With too many parts, the value is hashed as a whole, and a difference is named by the value alone.
                 head, children = value, []
             self._left -= len(children)
-            yield name, self._digest(name, head, holder)
+            yield name, self._walk.named(name, head)
             for suffix, child in children:
-                inner = Holder(type(value), suffix) if type(value) not in (list, tuple) else holder
-                yield from self.parts([(name + suffix, child)], depth + 1, inner)
-
-    def _digest(self, name: str, value: Any, holder: Holder | None) -> bytes:
-        try:
-            return self._walk.closed(value)
-        except Exception as e:
-            found = culprit_of(value, e, self._error_of, lambda part: self._split(part)[1])
-            failure = "cannot be compared with that of other jobs"
-            raise cannot_travel(name, failure, e, found.holder or holder) from e
-
-    def _error_of(self, value: Any) -> Exception | None:
-        try:
-            self._walk.closed(value)
-        except Exception as error:
-            return error
-        return None
+                yield from self.parts([(name + suffix, child)], depth + 1)
 
     def _split(self, value: Any) -> tuple[Any, Named]:
         """Returns a stand-in for the value itself, and its parts by the suffix of their name."""
@@ -175,7 +164,8 @@ class _Sink:
         self._buffers.append(_hash(raw))
 
     def digest(self) -> bytes:
-        return _hash(self._hash.digest(), *self._buffers)
+        digest = self._hash.digest()
+        return _hash(digest, *self._buffers) if self._buffers else digest
 
 
 class _Pickler(pickle.Pickler):
@@ -197,54 +187,305 @@ class _Pickler(pickle.Pickler):
         return None if handler is None else handler(obj)
 
 
-class _Walk:
-    """Hashes values, and collects the modules, globals and possible paths that it meets."""
+class _Lenient(_Pickler):
+    """Pickles an object that refuses as one that equals no other. Asking each object first takes longer."""
 
-    def __init__(self) -> None:
-        self.modules: dict[str, None] = {}
-        self.globals: dict[str, set[bytes]] = {}
+    def reducer_override(self, obj: Any) -> Any:
+        cls = type(obj)
+        try:
+            reducer = self._walk.reducers.get(cls)
+            reduced: Any = obj.__reduce_ex__(5) if reducer is None else reducer(obj)
+        except (MemoryError, RecursionError):
+            # The depth at which the stack is full depends on the caller, so the value as a whole cannot be compared.
+            raise
+        except Exception as error:
+            return identified, (cls, self._walk.private(obj, _reason(error)))
+        # It is pickled by the name of a global variable, which may be another object.
+        return (identified, (cls, reduced)) if isinstance(reduced, str) else reduced
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    # Pickle's own messages say what is refused. The message of another error may mean nothing without its type.
+    is_pickles = text and isinstance(error, (TypeError, pickle.PicklingError))
+    return text if is_pickles else f"{type(error).__name__}: {text}"
+
+
+class _Known(NamedTuple):
+    """What is remembered of a code object."""
+
+    reference: weakref.ref[types.CodeType]
+    digest: bytes
+    uses: Uses
+
+
+_codes: dict[int, _Known] = {}
+"""Digests of code objects, by their id, as long as they live."""
+
+
+def _known(code: types.CodeType) -> _Known:
+    known = _codes.get(id(code))
+    if known is None or known.reference() is not code:
+        key = id(code)
+        # File names and line numbers are left out, since code that was moved prepares the same samples.
+        shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_name)
+        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        handled: bytes = getattr(code, "co_exceptiontable", b"")
+        constants = _constant(code.co_consts)
+        digest = _hash(repr(shape).encode(), repr(names).encode(), code.co_code, handled, constants)
+        reference = weakref.ref(code, lambda _: _codes.pop(key, None))
+        known = _codes[key] = _Known(reference, digest, uses_of(code))
+    return known
+
+
+def _constant(value: Any) -> bytes:
+    if isinstance(value, types.CodeType):
+        return _known(value).digest
+    if isinstance(value, tuple):
+        return _hash(b"tuple", *map(_constant, value))
+    if isinstance(value, frozenset):
+        return _hash(b"frozenset", *sorted(map(_constant, value)))
+    return f"{type(value).__name__} {value!r}".encode("utf-8", "surrogatepass")
+
+
+_ATTEMPTS = ((_Pickler, True), (_Lenient, True), (_Pickler, False), (_Lenient, False))
+"""Ways to pickle a value, each with whether it is without a memo, from the quickest to the one that takes all."""
+_MISSING = object()
+
+
+def _needs_memo(error: Exception) -> bool:
+    is_cyclic = isinstance(error, ValueError) and str(error).startswith("fast mode: can't pickle cyclic")
+    return is_cyclic or isinstance(error, (RecursionError, _RepeatsTooOften))
+
+
+class _Closure(NamedTuple):
+    """All code that some code leads to by names alone, with digests that hold as long as none of it changes."""
+
+    snapshot: Snapshot
+    pieces: dict[tuple[str, str], Any]
+    changing: list[tuple[str, str]]
+    """Those of the pieces that hold data, and have no digest here."""
+    globals: dict[tuple[str, str], dict[str, Any]]
+    """The variables that the code reads, with the dict that each is in."""
+    code: dict[str, list[bytes]]
+    modules: dict[str, None]
+    lazy: dict[str, None]
+    strings: set[str]
+
+    def holds(self, roots: dict[tuple[str, str], Any]) -> bool:
+        """Returns whether nothing has changed since the code was looked at."""
+        is_same = all(self.pieces[key] is value for key, value in roots.items())
+        return is_same and not self.lazy.keys() & sys.modules.keys() and self.snapshot.is_present()
+
+
+CLOSURES = 64
+"""Most closures that are kept. A program has one or two for each loader."""
+_closures: dict[frozenset[tuple[str, str]], _Closure] = {}
+
+
+def _closure_of(roots: dict[tuple[str, str], Any]) -> _Closure:
+    key = frozenset(roots)
+    closure = _closures.get(key)
+    if closure is None or not closure.holds(roots):
+        closure = _closures[key] = _Walk([]).close(roots)
+        if len(_closures) > CLOSURES:
+            del _closures[next(iter(_closures))]
+    return closure
+
+
+class _Walk:
+    """Hashes values, and collects the code, globals, modules and possible paths that they lead to."""
+
+    def __init__(self, found: list[Private]) -> None:
         self.strings: set[str] = set()
         self.reducers = dict(cloudpickle.Pickler.dispatch_table)  # looked up for each object: quicker than a ChainMap
+        self._modules: dict[str, None] = {}
+        self._is_users: dict[Any, bool] = {}
+        self._lazy: dict[str, None] = {}  # modules that functions import and that are not imported yet
+        self._pieces: dict[tuple[str, str], Any] = {}  # functions, classes and modules, by module and name
+        self._globals: dict[tuple[str, str], Any] = {}  # data that code reads, by module and name
+        self._unnamed_globals: dict[str, set[bytes]] = {}  # the same, where there is no such module
+        self._data: dict[tuple[str, str], bytes] = {}  # digests of these globals
+        self._code_of: dict[str, list[bytes]] = {}  # digests of the pieces of each module
+        self._scopes: dict[tuple[str, str], dict[str, Any]] = {}  # where these globals are
+        self._snapshot: Snapshot | None = None  # in a walk that looks for a closure
+        self._is_fixed = True  # whether the present piece holds no data
+        self._todo: deque[tuple[dict[tuple[str, str], Any], tuple[str, str]]] = deque()
+        self._found = found
+        self._private: list[tuple[Any, str]] = []
+        self._reads: dict[tuple[int, Path], bytes] = {}  # digests of what code reads from the globals of a module
+        self._mappings = Mappings()
         self._fast: dict[type, Handler | None] = {str: self._string}
         self._memoizing: dict[type, Handler | None] = {str: self._string_by_value, bytes: lambda obj: b"b" + obj}
-        self._known: dict[int, bytes] = {}  # digests that are the same wherever the object is met
+        self._digests: dict[int, bytes] = {}  # digests that are the same wherever the object is met
         self._numbers: dict[int, int] = {}  # numbers of unnamed code, in the order in which it is met
         self._queue: list[Any] = []  # unnamed code that is not hashed yet
         self._open: dict[int, int] = {}  # sets that contain the object being hashed
         self._keep: list[Any] = []  # keeps hashed objects alive, so that no other object gets their id
 
+    def named(self, name: str, value: Any) -> bytes:
+        """Returns the digest of a value, and notes where in it an object cannot be compared."""
+        digest = self.closed(value)
+        self._tell(name, value)
+        return digest
+
+    def _tell(self, name: str, value: Any) -> None:
+        for obj, reason in self._private:
+            self._found.append(Private(name + path_to(obj, value), reason))
+        self._private.clear()
+
+    def rest(self) -> Iterator[tuple[str, bytes]]:
+        """Yields the parts of all that the values led to."""
+        switched = [(name, self.named(name, value)) for name, value in switches()]
+        replaced: dict[str, bytes] = {}
+        is_complete = False
+        self._take_closure()
+        while not is_complete:
+            self._hash_reached()
+            known = len(self._modules)
+            for name, value in patches([*self._modules, "builtins"]).items():
+                if name not in replaced:
+                    replaced[name] = self.named(f"replaced {name}", value)
+            files = self._files_of_imports()
+            is_complete = not self._todo and len(self._modules) == known
+        yield from sorted(_global_parts(self._data))
+        yield from ((f"global {name}", _hash(*sorted(found))) for name, found in sorted(self._unnamed_globals.items()))
+        yield from ((f"code {module}", _hash(*sorted(pieces))) for module, pieces in sorted(self._code_of.items()))
+        yield from files
+        yield from parts_of(self._modules)
+        yield from ((f"replaced {name}", digest) for name, digest in sorted(replaced.items()))
+        yield from switched
+
+    def _take_closure(self) -> None:
+        """Takes the digests of the code that the reached code leads to by names alone, if they are known already."""
+        roots = {key: self._pieces[key] for where, key in self._todo if where is self._pieces}
+        closure = _closure_of(roots)
+        for key in closure.pieces.keys() - self._pieces.keys():
+            self._pieces[key] = closure.pieces[key]
+        self._todo = deque(entry for entry in self._todo if entry[0] is self._globals)
+        self._todo += ((self._pieces, key) for key in closure.changing)
+        for (module, name), scope in closure.globals.items():
+            self._add(self._globals, module, name, scope[name])
+        for module, digests in closure.code.items():
+            self._code_of[module] = list(digests)
+        self._modules.update(closure.modules)
+        self._lazy.update(closure.lazy)
+        self.strings |= closure.strings
+
+    def close(self, roots: dict[tuple[str, str], Any]) -> _Closure:
+        """Returns all code that other code leads to by names alone. Nothing else is hashed by this walk."""
+        self._snapshot = Snapshot()
+        for (module, name), value in roots.items():
+            self._add(self._pieces, module, name, value)
+        changing: list[tuple[str, str]] = []
+        while self._todo:
+            where, (module, name) = self._todo.popleft()
+            if where is self._globals:
+                continue
+            self._is_fixed = True
+            found: tuple[dict[Any, Any], ...] = (
+                self._pieces,
+                self._scopes,
+                self._globals,
+                self._modules,
+                self._lazy,
+                self._reads,
+                self._digests,
+            )
+            sizes = [len(one) for one in found]
+            waiting = len(self._todo)
+            digest = self._closed(self._pieces[module, name], self._structure)
+            if self._is_fixed and not self._private:
+                self._code_of.setdefault(module, []).append(digest + name.encode())
+                continue
+            # It holds data. What this leads to is found anew each time.
+            changing.append((module, name))
+            self._private.clear()
+            for one, size in zip(found, sizes, strict=True):
+                while len(one) > size:
+                    one.popitem()
+            while len(self._todo) > waiting:
+                self._todo.pop()
+        scopes = {key: self._scopes[key] for key in self._globals}
+        return _Closure(
+            self._snapshot, self._pieces, changing, scopes, self._code_of, self._modules, self._lazy, self.strings
+        )
+
+    def _hash_reached(self) -> None:
+        """Hashes the code and the global variables that were reached, and those that they lead to."""
+        while self._todo:
+            where, (module, name) = self._todo.popleft()
+            value = where[module, name]
+            if where is self._globals:
+                self._data[module, name] = self._global_digest(f"global {_full(module, name)}", value)
+            else:
+                digest = self._closed(value, self._structure)
+                self._code_of.setdefault(module, []).append(digest + name.encode())
+                self._tell(f"code {_full(module, name)}", value)
+
+    def _global_digest(self, name: str, value: Any) -> bytes:
+        # Most global variables are constants, for which pickling would take long.
+        return _hash(_constant(value)) if type(value) in (int, float, bool) else self.named(name, value)
+
+    def _files_of_imports(self) -> list[tuple[str, bytes]]:
+        """Returns the files of modules that functions will import, and follows what these files lead to in memory."""
+        if not self._lazy:
+            return []
+        files = sources_of(self._lazy, skip_present=True)
+        for name in files.libraries | files.present:
+            self._note(name)
+            if name in files.present and self._of_user(name):
+                # It is imported by a file, whose use of it is not known.
+                self._member(name, ())
+        return files.parts
+
     def closed(self, value: Any) -> bytes:
         """Returns the digest of a value and all unnamed code that it leads to. Later numbers do not depend on it."""
+        return self._closed(value, self.plain)
+
+    def _closed(self, value: Any, hashed: Callable[[Any], bytes]) -> bytes:
         numbers, queue = self._numbers, self._queue
         self._numbers, self._queue = dict(numbers), []
         try:
-            digests = [self.plain(value)]
+            digests = [hashed(value)]
             while self._queue:
                 digests.append(self._structure(self._queue.pop(0)))
-            return _hash(*digests)
+            return _hash(*digests) if len(digests) > 1 else digests[0]
         finally:
             self._numbers, self._queue = numbers, queue
 
     def plain(self, value: Any) -> bytes:
         """Returns the digest of a value in which unnamed code is represented by its number alone."""
-        numbered, queued = len(self._numbers), len(self._queue)
-        try:
-            return self._pickle(value, fast=True)
-        except (RecursionError, _RepeatsTooOften):
-            pass
-        except ValueError as e:
-            if not str(e).startswith("fast mode: can't pickle cyclic"):
+        numbered, queued, told = len(self._numbers), len(self._queue), len(self._private)
+        last: Exception | None = None
+        for pickler, fast in _ATTEMPTS:
+            if last is not None:
+                if fast and _needs_memo(last):
+                    continue
+                # The failed attempt may have numbered and queued code. That is undone, so that equal values get equal
+                # numbers.
+                while len(self._numbers) > numbered:
+                    self._numbers.popitem()
+                del self._queue[queued:], self._private[told:]
+            try:
+                return self._pickle(value, pickler, fast)
+            except MemoryError:
                 raise
-        # The failed attempt may have numbered and queued code. That is undone, so that equal values get equal numbers.
-        while len(self._numbers) > numbered:
-            self._numbers.popitem()
-        del self._queue[queued:]
-        return self._pickle(value, fast=False)
+            except Exception as error:
+                last = error
+        self._private.append((value, _reason(last or TypeError())))
+        return _hash(b"!", tokens_within(value))
 
-    def _pickle(self, value: Any, fast: bool) -> bytes:
+    def _pickle(self, value: Any, pickler: type[_Pickler], fast: bool) -> bytes:
         sink = _Sink(STREAM if fast else None)
-        _Pickler(sink, self, self._fast if fast else self._memoizing, fast).dump(value)
+        pickler(sink, self, self._fast if fast else self._memoizing, fast).dump(value)
         return sink.digest()
+
+    def private(self, obj: Any, reason: str) -> bytes:
+        """Returns bytes that stand for an object which cannot be compared, and notes the reason."""
+        self._private.append((obj, reason))
+        self._keep.append(obj)
+        return b"!" + token_of(obj)
 
     def handler(self, cls: type) -> Handler | None:
         """Returns the function that replaces the pickling of a class's instances, or ``None`` if they are pickled."""
@@ -253,6 +494,9 @@ class _Walk:
         for base, handler in self._handlers():
             if issubclass(cls, base) and not identified:
                 return handler
+        reason = reason_of(cls)
+        if reason is not None and not identified:
+            return lambda obj: self.private(obj, reason)
         reducer = reducer_of(cls)
         if reducer is not None:
             # A reducer is used instead of a handler, so that the pickler notices an object that leads back to itself.
@@ -269,7 +513,8 @@ class _Walk:
         yield PurePath, self._pure_path
         yield TypeVar, lambda obj: b"v" + self.plain((obj.__name__, obj.__bound__, obj.__constraints__))
         yield functools.cached_property, lambda obj: b"p" + self.plain((type(obj), obj.func, obj.attrname))
-        yield io.TextIOWrapper, refuse_text_file
+        yield (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO), self._file
+        yield mmap.mmap, self._mmap
         torch: Any = sys.modules.get("torch")
         if hasattr(torch, "Tensor"):
             yield torch.Tensor, self._tensor
@@ -326,20 +571,54 @@ class _Walk:
         # Subclasses may have attributes, and elements that are objects have no bytes of their own: both are pickled.
         if type(array) not in (np.ndarray, np.memmap) or array.dtype.hasobject:
             return None
-        digest = self._known.get(id(array))
+        mapping = self._mappings.of_array(array)
+        if mapping is not None and mapping.is_shared:
+            return self.private(array, _SHARED)
+        digest = self._digests.get(id(array))
         if digest is None:
             if array.dtype.kind in "US" and len(self.strings) < STRINGS:
                 for text in array.flat[:STRINGS].tolist():
                     self._path(text)
-            digest = self._remember(array, b"a" + (_mapped(array) or _content(array)))
+            file = mapping and mapping.file_at(address_of(array))
+            about = repr((array.dtype, array.dtype.str, array.shape, array.strides)).encode()
+            digest = self._remember(array, b"a" + (_hash(file, about) if file else _content(array)))
         return digest
+
+    def _mmap(self, mapped: mmap.mmap) -> bytes:
+        try:
+            array = np.frombuffer(mapped, np.uint8)
+        except ValueError as error:
+            return self.private(mapped, _reason(error))
+        mapping = self._mappings.at(address_of(array))
+        if mapping is not None and mapping.is_shared:
+            return self.private(mapped, _SHARED)
+        file = mapping and mapping.file_at(address_of(array))
+        return b"M" + _hash(file or _content(array), b"%d" % len(mapped))
+
+    def _file(self, file: Any) -> bytes:
+        """Returns the digest of an open file: its name, mode and position."""
+        for name in ("stdin", "stdout", "stderr"):
+            if file is getattr(sys, name) or file is getattr(sys, f"__{name}__"):
+                return b"i" + name.encode()
+        try:
+            if isinstance(file.name, int):
+                return self.private(file, "an open file without a name")
+            self._path(file.name)
+            position = None if file.closed else file.tell()
+            about = type(file).__name__, os.fsdecode(file.name), getattr(file, "mode", None), position
+        except (OSError, ValueError, AttributeError) as error:
+            return self.private(file, f"an open file: {_reason(error)}")
+        return b"i" + _hash(repr(about).encode("utf-8", "surrogatepass"))
 
     def _tensor(self, tensor: Any) -> bytes:
         if tensor.is_nested:
             # A nested tensor has no shape of its own, and its attributes only save work.
             parts = map(self._tensor, tensor.detach().unbind())
             return b"T" + _hash(repr((str(tensor.layout), tensor.requires_grad)).encode(), *parts)
-        digest = self._known.get(id(tensor))
+        mapping = self._mappings.of_tensor(tensor)
+        if mapping is not None and mapping.is_shared:
+            return self.private(tensor, _SHARED)
+        digest = self._digests.get(id(tensor))
         if digest is None:
             about = repr((str(tensor.dtype), tuple(tensor.shape), str(tensor.layout), tensor.device.type))
             about += repr((tensor.requires_grad, tensor.is_quantized))
@@ -353,7 +632,7 @@ class _Walk:
 
     def _remember(self, obj: Any, digest: bytes) -> bytes:
         self._keep.append(obj)
-        self._known[id(obj)] = digest
+        self._digests[id(obj)] = digest
         return digest
 
     # --- code -------------------------------------------------------------------------------------------------
@@ -362,22 +641,41 @@ class _Walk:
         self._note(function.__module__)
 
     def _module(self, module: types.ModuleType) -> bytes:
+        name = module.__name__
         # No other process can import this module, so its members are hashed.
-        if sys.modules.get(module.__name__) is not module:
+        if sys.modules.get(name) is not module:
             return self._number(module)
-        self._note(module.__name__)
-        return b"m" + module.__name__.encode()
+        return self._member(name, ())
 
     def _code(self, code: Any) -> bytes:
-        """Returns the digest of a function or class: its name, if other processes find it by that, or else a number."""
-        known = self._known.get(id(code))
+        """Returns the digest of a function or class: its name, if it is found by that, or else a number."""
+        known = self._digests.get(id(code))
         if known is not None:
             return known
         for cls in getattr(code, "__mro__", (code,)):
-            self._note(cls.__module__)
-        if _importable(code):
-            return self._remember(code, f"r{code.__module__}:{code.__qualname__}".encode())
-        return self._number(code)
+            self._note(getattr(cls, "__module__", None))
+        # A function that remembers the results of a `functools.partial` has no name.
+        module: Any = getattr(code, "__module__", None)
+        name: Any = getattr(code, "__qualname__", None)
+        if isinstance(code, type) and not code.__flags__ & _HEAP_TYPE:
+            pass  # Some built-in types, such as that of None, are not an attribute of their module.
+        elif not isinstance(name, str) or member_at(sys.modules.get(module), name) is not code:
+            return self._number(code)
+        elif self._of_user(module):
+            self._note_members(sys.modules[module])
+            if "." in name:
+                self._note_members(member_at(sys.modules[module], name.rpartition(".")[0]))
+            module = _main(module)
+            self._add(self._pieces, module, name, code)
+        return self._remember(code, f"r{module}:{name}".encode())
+
+    def _named(self, code: Any) -> bytes:
+        return self._module(code) if isinstance(code, types.ModuleType) else self._code(code)
+
+    def _add(self, where: dict[tuple[str, str], Any], module: str, name: str, value: Any) -> None:
+        if (module, name) not in where:
+            where[module, name] = value
+            self._todo.append((where, (module, name)))
 
     def _number(self, code: Any) -> bytes:
         number = self._numbers.get(id(code))
@@ -387,14 +685,26 @@ class _Walk:
             self._queue.append(code)
         return b"n%d" % number
 
+    def _of_user(self, module: Any) -> bool:
+        known = self._is_users.get(module)
+        if known is None:
+            known = self._is_users[module] = is_users(module)
+        return known
+
     def _note(self, module: Any) -> None:
+        """Counts a module, if it is a library's. If it is the user's, its members count as they are reached."""
         if isinstance(module, str) and module not in MAINS:
-            self.modules[module] = None
+            self._modules[module] = None
+
+    def _note_members(self, holder: Any) -> None:
+        if self._snapshot is not None:
+            self._snapshot.add_members(holder)
 
     def _structure(self, code: Any) -> bytes:
-        """Returns the digest of code that has no name in other processes."""
+        """Returns the digest of code by what it does."""
         if is_dispatcher(code):
             # Its closure holds a cache, which changes by use.
+            self._is_fixed = False
             return self.plain(("dispatcher", code.__wrapped__, list(code.registry.items())))
         if isinstance(code, types.FunctionType):
             return self._function(code)
@@ -402,70 +712,174 @@ class _Walk:
             return self.plain(("cache", code.__wrapped__, code.cache_parameters()))
         if isinstance(code, types.ModuleType):
             members = {k: v for k, v in vars(code).items() if not k.startswith("__")}
-            return _hash(b"module", code.__name__.encode(), *self._members(members, f"module {code.__name__}"))
+            name = _main(code.__name__)
+            if sys.modules.get(code.__name__) is code:
+                self._note_members(code)
+                values = [self._global(vars(code), code.__name__, name) for name in sorted(members)]
+                return _hash(b"module", name.encode(), *map(str.encode, sorted(members)), *values)
+            self._is_fixed = False
+            return _hash(b"module", name.encode(), self.plain(sorted(members.items(), key=_first)))
         return self._class(code)
 
     def _function(self, function: types.FunctionType) -> bytes:
-        names, modules = _uses(function.__code__)
-        for module, members in resolved(modules, function.__globals__.get("__package__")):
-            self._note(module)
-            for member in members:
-                self._note(f"{module}.{member}")
-        used = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
-        if used.get("__name__") in MAINS:
-            used["__name__"] = MAINS[0]  # in a process that the script spawned too
-        self._note_submodules(function.__code__, used.values())
-        where = f"function {function.__qualname__}"
-        digests = self._members(used, where)
-        for (name, value), digest in zip(used.items(), digests[1::2], strict=True):
-            if not isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)):
-                self.globals.setdefault(name, set()).add(digest)
-        cells = dict(zip(function.__code__.co_freevars, map(_cell, function.__closure__ or ()), strict=True))
-        rest = (function.__code__, function.__defaults__, function.__kwdefaults__, vars(function))
-        return _hash(b"function", self.plain(rest), self.plain(len(used)), *digests, *self._members(cells, where))
+        code, scope = function.__code__, function.__globals__
+        state = [function.__defaults__, function.__kwdefaults__, vars(function), function.__closure__]
+        if self._snapshot is not None:
+            self._snapshot.add_function(function)
+            self._snapshot.add_scope(scope)
+        if any(state):
+            cells = list(map(_cell, function.__closure__ or ()))
+            held = [function.__defaults__ or (), *(function.__kwdefaults__ or {}).values(), *vars(function).values()]
+            self._is_fixed = self._is_fixed and all(map(_is_fixed, held + cells))
+            rest = self.plain((code, function.__defaults__, function.__kwdefaults__, vars(function), cells))
+        else:
+            rest = self._bytecode(code)
+        home = scope.get("__name__")
+        if not self._of_user(home) and isinstance(home, str) and home in sys.modules:
+            # A library made it of the user's code, such as a decorator does. The library counts by its version.
+            self._note(home)
+            return _hash(b"wrapper", home.encode(), rest)
+        uses = _known(code).uses
+        digests = [self._read(scope, home, path) for path in uses.names]
+        for used in uses.imports:
+            with contextlib.suppress(ImportError):
+                digests += self._import(full_name(used, scope.get("__package__")), used.members, used.reads)
+        return _hash(rest, repr(digests).encode())
 
-    def _note_submodules(self, code: types.CodeType, values: Iterable[Any]) -> None:
-        """Notes modules that are reached as attributes of a package, after ``import package.module``."""
-        packages = [v.__name__ for v in values if isinstance(v, types.ModuleType)]
-        attributes = _attributes(code)
-        while packages:
-            package = packages.pop()
-            found = [n for n in (f"{package}.{a}" for a in attributes) if n in sys.modules]
-            packages += found
-            for name in found:
-                self._note(name)
+    def _read(self, scope: dict[str, Any], home: Any, path: Path) -> bytes:
+        """Returns the digest of a global variable, or of the part of it that code reads by constant names."""
+        key = id(scope), path
+        known = self._reads.get(key)
+        if known is None:
+            known = self._reads[key] = self._read_anew(scope, home, path)
+        return known
+
+    def _read_anew(self, scope: dict[str, Any], home: Any, path: Path) -> bytes:
+        name = path[0]
+        value = scope.get(name, _MISSING)
+        if value is _MISSING:
+            return b""  # It is a built-in, or is set later.
+        if name == "__name__" and value in MAINS:
+            return MAINS[0].encode()  # in a process that the script spawned too
+        if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
+            return name.encode() + self._member(value.__name__, path[1:])
+        if len(path) > 1:
+            return self._read(scope, home, path[:1])
+        # In a process that a script spawned, its functions have other globals than the module that is found there.
+        if home == MAINS[1] or (home in sys.modules and vars(sys.modules[home]) is scope):
+            return name.encode() + self._global(scope, home, name)
+        self._is_fixed = False
+        digest = self.plain(value)
+        if not isinstance(value, _CODE):
+            self._unnamed_globals.setdefault(name, set()).add(digest)
+        return name.encode() + digest
+
+    def _global(self, scope: dict[str, Any], module: str, name: str) -> bytes:
+        """Returns the digest of a member of a module: that of code itself, or the name of data."""
+        value = scope[name]
+        if isinstance(value, _CODE):
+            return self.plain(value) if isinstance(value, types.BuiltinFunctionType) else self._named(value)
+        module = _main(module)
+        self._scopes.setdefault((module, name), scope)
+        self._add(self._globals, module, name, value)
+        return f"g{module}:{name}".encode()
+
+    def _member(self, module: str, path: Path) -> bytes:
+        """Returns the digest of what code reads from a module by these names; of all its members, if there is none."""
+        self._note(module)
+        holder = sys.modules[module]
+        if not self._of_user(module):
+            # Its other modules count too, as in ``import package.module``.
+            inner = getattr(holder, path[0], None) if path and path[0] in vars(holder) else None
+            if isinstance(inner, types.ModuleType) and sys.modules.get(inner.__name__) is inner:
+                self._member(inner.__name__, path[1:])
+            return b"m" + module.encode()
+        self._note_members(holder)
+        if not path:
+            self._add(self._pieces, _main(module), "*", holder)
+            return b"m" + _main(module).encode()
+        # The module may answer itself, or lack a module of its package that will be imported.
+        name = path[0] if path[0] in vars(holder) else "__getattr__"
+        value = vars(holder).get(name, _MISSING)
+        if value is _MISSING:
+            return b"-" + self._future(f"{module}.{path[0]}")
+        if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
+            return self._member(value.__name__, path[1:])
+        return self._global(vars(holder), module, name)
+
+    def _import(self, module: str, members: tuple[str, ...], reads: tuple[Path, ...]) -> Iterator[bytes]:
+        """Yields the digests of what a function imports when it is called."""
+        yield self._future(module)
+        root = module if members else module.partition(".")[0]
+        if root in sys.modules and self._of_user(root):
+            yield from (self._member(root, path) for path in reads)
+            return
+        # A library counts the same whether it is imported already or not.
+        yield from (self._future(f"{module}.{member}") for member in members)
+
+    def _future(self, module: str) -> bytes:
+        """Returns the name of a module, and notes it if it is not imported yet."""
+        if module in sys.modules:
+            self._note(module)
+        elif module not in self._lazy:
+            self._lazy[module] = None
+        return module.encode()
 
     def _class(self, cls: type) -> bytes:
         members = {k: v for k, v in vars(cls).items() if k not in _NOT_CODE}
+        self._note_members(cls)
+        self._is_fixed = self._is_fixed and all(map(_is_fixed, members.values()))
         if isinstance(members.get("__doc__"), str):
             # A dataclass writes the modules of its fields' types into its docstring.
             members["__doc__"] = members["__doc__"].replace(f"{MAINS[1]}.", f"{MAINS[0]}.")
         if issubclass(cls, enum.Enum):
             members = {k: v for k, v in members.items() if k not in cls.__members__ and k != "_value2member_map_"}
             members["_member_map_"] = [(name, member.value) for name, member in cls.__members__.items()]
-        about = self.plain((type(cls), cls.__bases__, cls.__qualname__))
-        return _hash(b"class", about, *self._members(members, f"class {cls.__qualname__}"))
-
-    def _members(self, members: Mapping[str, Any], where: str) -> list[bytes]:
-        """Returns the names and digests of the members of a piece of code, sorted by name."""
-        result = []
-        for name, value in sorted(members.items()):
-            try:
-                result += [name.encode(), self.plain(value)]
-            except Exception as e:
-                raise TypeError(f"{name} in {where}: {e}") from e
-        return result
+        return self.plain((type(cls), cls.__bases__, cls.__qualname__, sorted(members.items(), key=_first)))
 
     def _bytecode(self, code: types.CodeType) -> bytes:
-        digest = self._known.get(id(code))
-        if digest is not None:
-            return digest
-        # File names and line numbers are left out, since code that was moved prepares the same samples.
-        shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_name)
-        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-        handled: bytes = getattr(code, "co_exceptiontable", b"")
-        digest = _hash(repr(shape).encode(), repr(names).encode(), code.co_code, handled, self.plain(code.co_consts))
-        return self._remember(code, b"c" + digest)
+        known = _known(code)
+        if len(self.strings) < STRINGS:
+            for text in known.uses.strings:
+                self._string(text)
+        return b"c" + known.digest
+
+
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, functools._lru_cache_wrapper)
+
+
+_CONSTANT = (str, bytes, int, float, complex, bool, type(None), type(...))
+_FIXED = (*_CODE, staticmethod, classmethod, property, types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def _is_fixed(value: Any) -> bool:
+    """Returns whether a value holds nothing that may change. Code may, but is looked at on its own."""
+    if type(value) in (tuple, frozenset):
+        return all(map(_is_fixed, value))
+    return type(value) in _CONSTANT or isinstance(value, _FIXED)
+
+
+def _first(item: tuple[str, Any]) -> str:
+    return item[0]
+
+
+def _main(module: str) -> str:
+    """Returns the name of a module that is the same in processes that the script spawned."""
+    return MAINS[0] if module in MAINS else module
+
+
+def _full(module: str, name: str) -> str:
+    return name if module in MAINS else f"{module}.{name}"
+
+
+def _global_parts(data: dict[tuple[str, str], bytes]) -> Iterator[tuple[str, bytes]]:
+    if len(data) <= PARTS:
+        yield from ((f"global {_full(*where)}", digest) for where, digest in data.items())
+        return
+    by_module: dict[str, list[bytes]] = {}
+    for (module, name), digest in sorted(data.items()):
+        by_module.setdefault(module, []).append(_hash(name.encode(), digest))
+    yield from ((f"globals of {module}", _hash(*digests)) for module, digests in by_module.items())
 
 
 def _content(array: npt.NDArray[Any]) -> bytes:
@@ -485,24 +899,6 @@ def _content(array: npt.NDArray[Any]) -> bytes:
     return result.digest()
 
 
-def _mapped(array: npt.NDArray[Any]) -> bytes | None:
-    """Returns the digest of an array that maps a file: the file in its present state, and the part of it."""
-    base: Any = array
-    while isinstance(base, np.ndarray) and not isinstance(base.base, mmap.mmap):
-        base = base.base
-    # Data written to a private mapping is in no file.
-    if not isinstance(base, np.memmap) or base.filename is None or base.mode == "c":
-        return None
-    try:
-        file = os.stat(base.filename)
-    except OSError:
-        return None
-    name = os.path.abspath(base.filename)
-    offset = base.offset + array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
-    about = (name, offset, array.dtype, array.dtype.str, array.shape, array.strides, file.st_size, file.st_mtime_ns)
-    return _hash(b"file", repr(about).encode("utf-8", "surrogatepass"))
-
-
 def _tensor_content(tensor: Any) -> bytes:
     torch = sys.modules["torch"]
     tensor = tensor.detach()
@@ -518,44 +914,8 @@ def _tensor_content(tensor: Any) -> bytes:
     return _content(data.view(torch.uint8).numpy()) if data.numel() else b""
 
 
-# --- parts of code --------------------------------------------------------------------------------------------
-
-
-def _importable(code: Any) -> bool:
-    """Returns whether another process gets this function or class by its name."""
-    if isinstance(code, type) and not code.__flags__ & _HEAP_TYPE:
-        return True  # Some built-in types, such as that of None, are not an attribute of their module.
-    return is_found_by_name(code)
-
-
 def _cell(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # The cell is still empty.
         return types.CellType
-
-
-def _uses(code: types.CodeType) -> tuple[set[str], set[Import]]:
-    """Returns the globals used and the modules imported by code, including the code nested in it."""
-    names: set[str] = set()
-    imports: set[Import] = set()
-    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
-    for i, step in enumerate(steps):
-        if step.opname in _GLOBAL_OPS:
-            names.add(step.argval)
-        elif step.opname == "IMPORT_NAME":
-            # The two instructions before load the level and the names of the import.
-            imports.add((step.argval, steps[i - 2].argval, steps[i - 1].argval or ()))
-    for nested in _nested(code):
-        more_names, more_imports = _uses(nested)
-        names |= more_names
-        imports |= more_imports
-    return names, imports
-
-
-def _attributes(code: types.CodeType) -> set[str]:
-    return set(code.co_names).union(*map(_attributes, _nested(code)))
-
-
-def _nested(code: types.CodeType) -> list[types.CodeType]:
-    return [const for const in code.co_consts if isinstance(const, types.CodeType)]

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from coprep import _exchange
-from coprep._processes import Parent, fork, leave_parent, reset_signals
+from coprep._processes import Parent, Signals, fork, leave_parent, reset_signals
 from coprep._program import Program
 from coprep._worker import Layout, Start, run_worker
 
@@ -46,9 +46,9 @@ def run_fork_server(control: socket.socket, load: Callable[[], Source], job: int
     try:
         # Ctrl-Z and a hang-up of the terminal are the job's.
         os.setsid()
-        reset_signals()
+        signals = reset_signals()
         leave_parent()
-        _ForkServer(control, None if job is None else _watched(job)).serve(load)
+        _ForkServer(control, None if job is None else _watched(job), signals).serve(load)
         status = 0
     except ConnectionError:
         # The coordinator hung up while it was sent something, which is the usual end.
@@ -70,8 +70,9 @@ def _watched(job: int) -> int:
 
 
 class _ForkServer(Parent):
-    def __init__(self, control: socket.socket, job: int | None) -> None:
+    def __init__(self, control: socket.socket, job: int | None, signals: Signals) -> None:
         super().__init__(control, job)
+        self._signals = signals
         self._layout: Layout | None = None
 
     def serve(self, load: Callable[[], Source]) -> None:
@@ -106,6 +107,7 @@ class _ForkServer(Parent):
         if pid == 0:
             self.close()
             theirs.close()
+            self._signals.restore()
             if self._source.collects:
                 gc.enable()
             run_worker(Start(self._source.load, self._layout, ours, listed, files, id, workers, fork_server))

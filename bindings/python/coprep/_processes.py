@@ -18,7 +18,7 @@ import struct
 import sys
 import time
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 _LENGTH = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
@@ -70,15 +70,35 @@ def leave_parent() -> None:
         process._children = set()
 
 
-def reset_signals() -> None:
-    """Sets Python's signal handlers and the mask as in a new process, except that Ctrl-C is the job's."""
+class Signals(NamedTuple):
+    """The handling of signals in a process."""
+
+    handlers: dict[int, Any]
+    mask: set[Any]
+
+    def restore(self) -> None:
+        """Handles signals in this way again, except that Ctrl-C is the job's."""
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+
+
+def reset_signals() -> Signals:
+    """Sets Python's signal handlers and the mask as in a new process, except that Ctrl-C is the job's.
+
+    Returns:
+        the handlers and the mask of before, which workers have, as PyTorch's have.
+    """
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
+    handlers = {}
+    for number in signal.valid_signals() - {signal.SIGINT}:
+        handler = signal.getsignal(number)
         # A handler of the job would run here, and a program that ignores SIGCHLD cannot wait for its children.
-        if callable(signal.getsignal(number)) or number == signal.SIGCHLD:
+        if callable(handler) or (number == signal.SIGCHLD and handler is not None):
+            handlers[number] = handler
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    return Signals(handlers, signal.pthread_sigmask(signal.SIG_SETMASK, []))
 
 
 def end_with_parent(parent: int) -> None:

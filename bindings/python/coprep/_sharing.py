@@ -37,11 +37,11 @@ def why_not_iterated(
         return why
     from coprep._fingerprint import fingerprint
 
-    try:
-        fingerprint({"dataset": batches()})
-    except TypeError as error:
+    private: list[Any] = []
+    fingerprint({"dataset": batches()}, private)
+    if private:
         # The members of the cohort could not find each other.
-        return str(error)
+        return f"{why}, and {private[0].path} cannot be compared with that of other jobs: {private[0].reason}"
     return None
 
 

@@ -10,18 +10,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from coprep import _coprep
-from coprep._errors import CannotTravel
 from coprep._fingerprint import fingerprint
 from coprep._iterables import Batches
-from coprep._modules import Modules
+from coprep._modules import parts_of, sources_of
 from coprep._names import MAINS
+from coprep._private import Private
 from coprep._program import Program
 from coprep._servers import start_method
 
 Part = tuple[str, bytes]
-
-_PROCESS = os.urandom(16).hex()
-"""Random text that this process and its forks share with no other process."""
 
 
 class Identity(NamedTuple):
@@ -32,6 +29,8 @@ class Identity(NamedTuple):
     dataset: list[Part]
     rest: list[Part]
     is_iterated: bool = False
+    private: tuple[Private, ...] = ()
+    """Objects that cannot be compared with those of other jobs, so that this job shares with none."""
 
     def pipeline(self, *, split: bool, in_job: bool) -> _coprep.Pipeline:
         """Returns the pipeline that stands for this dataset in messages to the coordinator."""
@@ -82,44 +81,49 @@ class UserCode:
         return self._loaded
 
     def identity(self) -> Identity:
-        """Returns the identity of the dataset in its present state.
-
-        Raises:
-            TypeError: some part of it cannot be pickled. The message names the part and the remedy.
-        """
+        """Returns the identity of the dataset in its present state, as this process has it in memory."""
         dataset, transform, init, whole, batched = self.program
-        interpreter = [("interpreter", _digest(f"{sys.executable}\n{sys.version}"))]
+        private: list[Private] = []
         rest = [("collation", _digest(f"{whole}, {batched}"))]
         if not self._in_job:
             rest.append(("start method", _digest(start_method(self._context))))
         further = {"transform": transform, "worker_init_fn": init}
-        modules = Modules()
-        rest += self._parts({name: value for name, value in further.items() if value is not None}, modules)
+        rest += self._parts({name: value for name, value in further.items() if value is not None}, private)
         if isinstance(dataset, str):
-            return Identity(dataset, None, interpreter + _factory_parts(dataset, modules), rest)
-        parts = interpreter + self._parts({"dataset": dataset}, modules)
-        return Identity(_name(dataset), _length(dataset), parts, rest, isinstance(dataset, Batches))
+            parts = [_interpreter(), *_factory_parts(dataset)]
+            return Identity(dataset, None, parts, rest, private=tuple(private))
+        parts = [_interpreter(), *self._parts({"dataset": dataset}, private)]
+        is_iterated = isinstance(dataset, Batches)
+        return Identity(_name(dataset), _length(dataset), parts, rest, is_iterated, tuple(private))
 
-    def _parts(self, named: dict[str, Any], modules: Modules) -> list[Part]:
-        try:
-            return fingerprint(named, modules)
-        except CannotTravel:
+    def _parts(self, named: dict[str, Any], private: list[Private]) -> list[Part]:
+        found: list[Private] = []
+        parts = fingerprint(named, found)
+        if found and self._in_job:
             # Jobs that make samples themselves share only the order. The name of the class is enough for that.
-            only_here = "" if self._in_job else _PROCESS
-            return [(name, _digest(_name(value) + only_here)) for name, value in named.items()]
+            return [(name, _digest(_name(value))) for name, value in named.items()]
+        private += found
+        return parts
 
 
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def _factory_parts(name: str, modules: Modules) -> list[Part]:
-    """Returns the identity of a factory: its name, and the code that it uses."""
+def _interpreter() -> Part:
+    # Its options count as far as they change what code does. The environment may be named in several ways.
+    flags = sys.flags.optimize, sys.flags.utf8_mode, sys.flags.bytes_warning
+    return "interpreter", _digest(f"{os.path.realpath(sys.prefix)}\n{sys.implementation.name} {sys.version}\n{flags}")
+
+
+def _factory_parts(name: str) -> list[Part]:
+    """Returns the identity of a factory: its name, and the files of the code that another process will import."""
     module = name.partition(":")[0]
     # The module is looked for and not imported: only workers need the dataset.
     if importlib.util.find_spec(module) is None:
         raise ModuleNotFoundError(f"the dataset is to be made by {name!r}, and there is no module {module!r}")
-    return [("dataset", _digest(name)), *modules.parts([module])]
+    sources = sources_of([module], skip_present=False)
+    return [("dataset", _digest(name)), *sources.parts, *parts_of(sources.libraries)]
 
 
 def _name(dataset: Any) -> str:

@@ -20,9 +20,7 @@ mod fork_server;
 mod worker;
 
 pub use crate::code::channel::{Channel, Incoming};
-pub use crate::code::fork_server::{
-    ForkServerEvent, ForkServerRequest,
-};
+pub use crate::code::fork_server::{ForkServerEvent, ForkServerRequest};
 pub use crate::code::worker::{
     CHUNKS, ChunkRequest, ENTRIES, MOST, PROGRESS, Probed, Raised, SampleRequest, WorkerCommand,
     WorkerProgress, WorkerReport, entry, probe, room, slot,

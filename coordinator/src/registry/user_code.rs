@@ -157,8 +157,7 @@ impl Registry {
             let fields = shape.fields.iter().cloned();
             let fields: Vec<_> = fields.chain(naming_fields(numbers.are_ids())).collect();
             let layout = layout(&fields, slots, self.settings.staging_bytes)?;
-            let pool = StagingPool::create_shared(layout)
-                .map_err(from_lower)?;
+            let pool = StagingPool::create_shared(layout).map_err(from_lower)?;
             let cached = CachedSamples {
                 name: &user.name,
                 samples,

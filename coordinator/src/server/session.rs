@@ -31,7 +31,8 @@ const PEER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const SOON: Duration = Duration::from_millis(200);
 const LITTLE: Duration = Duration::from_millis(5);
 
-const SAME_DATASET: &str = "let all ranks, and all members of a cohort, have the same dataset, code and interpreter";
+const SAME_DATASET: &str =
+    "let all ranks, and all members of a cohort, have the same dataset, code and interpreter";
 
 /// A connection's state.
 struct Session<'a> {

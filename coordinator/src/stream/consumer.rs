@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_protocol::id_set;
-use coprep_protocol::item::{
-    ENDS_BATCH, ENDS_EPOCH, LEFT_OUT, SKIPPED, StallSplit, WANTS_SERVER,
-};
+use coprep_protocol::item::{ENDS_BATCH, ENDS_EPOCH, LEFT_OUT, SKIPPED, StallSplit, WANTS_SERVER};
 use coprep_protocol::message::{Reply, SampleError, Skipped};
 use coprep_scheduler::{Delivery, JobId};
 use coprep_shared_memory::handover::{Bell, Full, Item, ItemKind, Sender};

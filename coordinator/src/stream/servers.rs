@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use crate::connection::reply_queue::ReplyQueue;
 use crate::produce::processes::{GivenServer, ProcessPool};
-use crate::stream::consumer::Consumer;
 use crate::stream::engine::Engine;
 use crate::stream::{RankId, Stream};
 
@@ -23,15 +22,6 @@ const SOON: Duration = Duration::from_millis(10);
 /// Time for which a fork server is kept after the last job has left its epoch early. A loop that takes one batch of each
 /// epoch begins the next one at once.
 const KEPT: Duration = Duration::from_secs(1);
-
-/// The state of the search for a fork server.
-#[derive(Default)]
-pub(crate) struct ServerSearch {
-    /// Time when a consumer was asked last.
-    asked: Option<Instant>,
-    /// Time when the fork server ends if no epoch has begun by then.
-    ends_at: Option<Instant>,
-}
 
 impl Stream {
     fn process_pool(&self) -> Option<&Arc<ProcessPool>> {
@@ -140,25 +130,5 @@ impl Stream {
         let is_asked = engine.ask_for_server();
         engine.servers.asked = is_asked.then_some(now);
         Some(now + if is_asked { ANSWER_TIME } else { SOON })
-    }
-}
-
-impl Engine {
-    fn is_any_in_pass(&mut self) -> bool {
-        self.consumers().any(|consumer| consumer.is_in_pass)
-    }
-
-    /// Asks one consumer that waits for a batch, preferably one that was not asked before. Returns `false` if none waits.
-    fn ask_for_server(&mut self) -> bool {
-        let can = |c: &&mut Consumer| c.is_in_pass && !c.gives_no_server && c.waits();
-        let found = self
-            .consumers()
-            .filter(|c| can(&c))
-            .min_by_key(|c| c.was_asked_for_server);
-        let Some(consumer) = found else {
-            return false;
-        };
-        consumer.ask_for_server();
-        true
     }
 }

@@ -1,8 +1,7 @@
-"""Measures the identity of a dataset whose code is a package of many files, used from its source tree."""
+"""Measures the identity of a dataset that calls a function of each file of a large package."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,9 +13,6 @@ NAME = "identity"
 FILES = 300
 QUICK_FILES = 60
 FIRST_S, LATER_S = 0.3, 0.005
-SETTLES_S = 2.5
-"""Seconds to wait after files are written. Files that changed within the last 2 s are not remembered
-(`_modules.RECENT_NS`)."""
 
 MODULE = '''
 """Part {number} of a package that was written by a program."""
@@ -43,13 +39,13 @@ class Block(nn.Module):
 
     def forward(self, values: Any) -> Any:
         if isinstance(values, torch.Tensor):
-            return torch.relu(values) + math.sqrt(self.width)
+            return torch.relu(values) + math.sqrt(self.width) + scaled(self.width)
         return [self.forward(value) for value in values]
 
 
 @functools.lru_cache(maxsize=8)
 def scaled(width: int) -> float:
-    return math.log1p(width + part_{before:03d}.WIDTH)
+    return math.log1p(width + part_{before:03d}.WIDTH) if width < 0 else part_{before:03d}.scaled(width - 1)
 
 
 def steps(count: int) -> list[float]:
@@ -65,12 +61,12 @@ def steps(count: int) -> list[float]:
 DATASET = '''
 """A dataset that uses the package."""
 import torch
-from drop_in_package import parts
+from drop_in_package.part_{last:03d} import Block
 
 
 class Packaged(torch.utils.data.Dataset):
     def __init__(self):
-        self.block = parts[-1].Block()
+        self.block = Block()
 
     def __len__(self):
         return 64
@@ -96,15 +92,15 @@ def write_package(folder: Path, files: int) -> None:
         if number == 0:
             # The first file has no predecessor to import.
             text = text.replace("from drop_in_package.part_000 import Block as Before\n", "")
-            text = text.replace("from drop_in_package import part_000\n", "").replace(" + part_000.WIDTH", "")
+            text = text.replace("from drop_in_package import part_000\n", "")
+            text = text.replace("(width + part_000.WIDTH) if width < 0 else part_000.scaled(width - 1)", "(width + 1)")
         (package / f"part_{number:03d}.py").write_text(text)
-    (package / "dataset.py").write_text(DATASET)
+    (package / "dataset.py").write_text(DATASET.format(last=parts - 1))
     (package / "__init__.py").write_text(INIT.format(files=files, parts=parts))
 
 
 def prepare(setting: Setting) -> None:
     write_package(setting.folder, QUICK_FILES if setting.quick else FILES)
-    time.sleep(SETTLES_S)
 
 
 def once(setting: Setting) -> Once:

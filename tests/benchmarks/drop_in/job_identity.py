@@ -33,7 +33,8 @@ def main() -> None:
     later = [timed(dataset) for _ in range(LATER)]
     # If parts were missing, the time would not cover the whole package.
     parts = {name for name, _ in fingerprint({"dataset": dataset})}
-    missing = files - sum(name.startswith("code drop_in_package") for name in parts)
+    # The package itself has no function that is reached.
+    missing = files - 1 - sum(name.startswith("code drop_in_package") for name in parts)
     if missing:
         raise AssertionError(f"the identity leaves out {missing} of {files} files")
     report(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import mmap
+import multiprocessing
 import os
+import socket
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -12,12 +17,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from coprep._fingerprint import _hash, fingerprint
+from coprep._private import Private
 
 Parts = dict[str, str]
 
@@ -54,6 +61,15 @@ def same_but(a: Iterable[tuple[str, Any]], b: Iterable[tuple[str, Any]]) -> list
 
 def differing(a: Parts, b: Parts) -> list[str]:
     return same_but(a.items(), b.items())
+
+
+OTHER = ("code ", "package ", "global ", "globals ", "switch ", "replaced ")
+"""Beginnings of the names of parts that belong to no object of its own."""
+
+
+def own(parts: Iterable[tuple[str, Any]]) -> list[str]:
+    """Returns the names of the parts that belong to the objects themselves."""
+    return [name for name, _ in parts if not name.startswith(OTHER)]
 
 
 def here(value: Any) -> bytes:
@@ -320,7 +336,7 @@ def test_global_data_is_named(tmp_path: Path) -> None:
         "class A:\n  def get(self): return self.other * args['lr']\nargs = {'lr': 1}\nother = 5\nnamed = {'a': A()}"
     )
     before = printed(tmp_path, script)
-    assert differing(before, printed(tmp_path, script.replace("'lr': 1", "'lr': 2"))) == ["a", "global args"]
+    assert differing(before, printed(tmp_path, script.replace("'lr': 1", "'lr': 2"))) == ["global args"]
     # An attribute with the name of a global is not that global.
     assert differing(before, printed(tmp_path, script.replace("other = 5", "other = 6"))) == []
 
@@ -441,9 +457,9 @@ class Config:
 
 def test_parts() -> None:
     value = Config(1, Config(2, Config(3, Config(4))))
-    names = [name for name, _ in fingerprint({"c": value, "l": [1, (2,)], "d": {"x": 1}})]
-    assert f"code {__name__}" in names
-    names = [name for name in names if not name.startswith(("code ", "package "))]
+    found = fingerprint({"c": value, "l": [1, (2,)], "d": {"x": 1}})
+    assert f"code {__name__}" in dict(found)
+    names = own(found)
     nested = ["c", "c.child", "c.child.child", "c.child.child.child", "c.child.child.size", "c.child.size", "c.size"]
     assert names == [*nested, "l", "l[0]", "l[1]", "l[1][0]", "d"]
     deeper = Config(1, Config(2, Config(3, Config(5))))
@@ -456,10 +472,10 @@ def test_number_of_parts_is_bounded() -> None:
         Config(1, [[[[0]] * 16] * 16] * 16),
         Config(1, [[[[0]] * 16] * 16] * 15 + [[[[0]] * 15 + [[1]]] * 16]),
     )
-    names = [name for name, _ in fingerprint({"a": before, "b": before}) if not name.startswith(("code ", "package "))]
+    names = own(fingerprint({"a": before, "b": before}))
     assert 20 < len(names) <= 64
     assert same_but(fingerprint({"a": before}), fingerprint({"a": after})) != []
-    assert [name for name, _ in fingerprint({"x": [0] * 17})] == ["x"]
+    assert own(fingerprint({"x": [0] * 17})) == ["x"]
     assert here([0] * 17) != here([0] * 16)
 
 
@@ -492,48 +508,153 @@ class Holder:
         self._handle = handle
 
 
-def test_unpicklable(tmp_path: Path) -> None:
-    remedy = (
-        'Config or of a class that derives from it, def __getstate__(self): return {**self.__dict__, "child": None}'
-    )
-    with open(tmp_path / "file", "w+") as file, open(tmp_path / "file", "rb") as binary:
-        for value in (file, binary, (x for x in "ab"), {"deep": [file]}, lambda: file):
-            with pytest.raises(TypeError) as error:
-                fingerprint({"dataset": Config(1, Config(2, value))})
-            message = str(error.value)
-            assert message.startswith("dataset.child.child cannot be")
-            assert remedy in message and "if self.child is None" in message and "'module:factory'" in message
-            assert "cannot pickle" in message
-            assert "\n" not in message
+# --- what cannot be compared ----------------------------------------------------------------------------------
 
 
-def test_the_attribute_that_cannot_be_pickled_is_named_wherever_it_is(tmp_path: Path) -> None:
-    with open(tmp_path / "file", "w+") as file:
-        wraps = [
-            lambda x: x,
-            lambda x: [x],
-            lambda x: {"a": {"b": (0, [x])}},
-            lambda x: Config(1, Config(2, Config(3, Config(4, [[[x]]])))),
-            lambda x: [*range(50), x],
-        ]
-        for wrap in wraps:
-            with pytest.raises(TypeError) as error:
-                fingerprint({"dataset": wrap(Holder(file))})
-            assert "of Holder or of a class" in str(error.value)
-            assert '{**self.__dict__, "_handle": None}' in str(error.value)
-        cyclic = Holder([file])
-        cyclic.up = [cyclic]  # type: ignore[attr-defined]
-        with pytest.raises(TypeError, match='"_handle": None'):
-            fingerprint({"dataset": [[[[cyclic]]]]})
-        with pytest.raises(TypeError, match="define __getstate__"):
-            fingerprint({"dataset": file})
+def private(value: Any) -> dict[str, str]:
+    """Returns where a value holds what cannot be compared, with the reasons."""
+    found: list[Private] = []
+    fingerprint({"x": value}, found)
+    return {one.path: one.reason for one in found}
 
 
-def test_unpicklable_global_is_named() -> None:
-    scope: dict[str, Any] = {"__name__": "__main__", "lock": (x for x in "ab")}
-    exec("def f(): return g()\ndef g(): return lock", scope)
-    with pytest.raises(TypeError, match="lock in function g"):
-        fingerprint({"f": scope["f"]})
+def incomparable(tmp_path: Path) -> dict[str, Any]:
+    """Returns objects of which no other process can have an equal one."""
+    manager = multiprocessing.Manager()
+    reader, writer = os.pipe()
+    pipe = os.fdopen(reader, "rb")
+    pipe.writer = writer  # type: ignore[attr-defined]
+    return {
+        "generator": (x for x in "ab"),
+        "socket": socket.socket(),
+        "database": sqlite3.connect(tmp_path / "db"),
+        "pipe": pipe,
+        "value": multiprocessing.Value("i", 3),
+        "raw array": multiprocessing.RawArray("i", 3),
+        "queue": multiprocessing.Queue(),
+        "event": multiprocessing.Event(),
+        "connection": multiprocessing.Pipe()[0],
+        "proxy": manager.dict(),
+        "thread": threading.Thread(),
+        "memory": shared_memory.SharedMemory(create=True, size=100),
+        "anonymous map": mmap.mmap(-1, 100),
+        "frame": sys._getframe(),
+    }
+
+
+def test_what_cannot_be_compared_equals_itself_alone(tmp_path: Path) -> None:
+    first, second = incomparable(tmp_path), incomparable(tmp_path)
+    try:
+        for name, value in first.items():
+            assert here(value) == here(value), name
+            assert here(value) != here(second[name]), name
+            for wrapped in (value, [1, {"a": value}], Config(1, Config(2, value)), lambda value=value: value):
+                found = private(wrapped)
+                assert len(found) >= 1 and all(reason and "\n" not in reason for reason in found.values()), name
+    finally:
+        for values in (first, second):
+            values["memory"].close()
+            values["memory"].unlink()
+
+
+def test_a_fork_has_the_same_digests() -> None:
+    value = {"generator": (x for x in "ab")}
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, here(value))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 100) == here(value)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_another_process_has_other_digests(tmp_path: Path) -> None:
+    script = "import socket\nnamed = {'x': [1, socket.socket()], 'y': 2}"
+    assert differing(printed(tmp_path, script), printed(tmp_path, script)) == ["x[1]"]
+
+
+def test_the_place_of_what_cannot_be_compared_is_named() -> None:
+    one: Any = (x for x in "ab")
+    deep = Config(1, Config(2, Config(3, Config(4, [{"a": (0, one)}]))))
+    assert private(deep) == {"x.child.child.child.child[0]['a'][1]": "cannot pickle 'generator' object"}
+    assert list(private([*range(50), one])) == ["x[50]"]
+    assert list(private(one)) == ["x"]
+    cyclic = Holder([one])
+    cyclic.up = [cyclic]  # type: ignore[attr-defined]
+    assert list(private([[[[cyclic]]]])) == ["x[0][0][0][0]._handle[0]"]
+    scope: dict[str, Any] = {"__name__": "__main__", "lines": one}
+    exec("def f(): return g()\ndef g(): return lines", scope)
+    assert list(private(scope["f"])) == ["x"]
+
+
+def test_an_object_that_fails_to_say_what_it_is_cannot_be_compared() -> None:
+    class Broken:
+        def __reduce__(self) -> Any:
+            raise ValueError("not now")
+
+    class Deep:
+        def __init__(self, below: Any) -> None:
+            self.below = below
+
+    assert private([Broken()]) == {"x[0]": "ValueError: not now"}
+    chain: Any = None
+    for _ in range(100_000):
+        chain = Deep(chain)
+    assert ["RecursionError" in reason for reason in private([chain]).values()] == [True]
+    assert here(chain) == here(chain)
+    while chain is not None:  # Freed at once, so long a chain is too deep as well.
+        chain = chain.below
+
+
+def test_open_files_count_by_name_mode_and_position(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_text("text")
+    with contextlib.ExitStack() as stack:
+
+        def opened(name: str = "a", mode: str = "r") -> Any:
+            return stack.enter_context(open(tmp_path / name, mode))
+
+        digests = {here(opened()), here(opened("b")), here(opened(mode="rb")), here(opened(mode="r+"))}
+        moved = opened()
+        moved.seek(2)
+        closed = opened()
+        closed.close()
+        assert len(digests | {here(moved), here(closed)}) == 6
+        assert here(opened()) == here(opened()) and here(opened(mode="rb")) in digests
+        assert here(sys.stdout) != here(sys.stderr)
+    assert private([opened(), sys.stdout, sys.stderr, sys.__stdin__]) == {}
+
+
+def test_a_lock_between_processes_counts_as_any_lock() -> None:
+    assert here(multiprocessing.Lock()) == here(threading.Lock()) == here(multiprocessing.RLock())
+
+
+def test_memory_that_processes_share(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    memory = mmap.mmap(-1, 4096)
+    arrays = [np.frombuffer(memory, np.uint8), np.frombuffer(memory, np.uint8)[10:20].reshape(2, 5)]
+    tensors = [torch.ones(3).share_memory_(), torch.from_numpy(arrays[0]), torch.ones(9).share_memory_()[2:4]]
+    for shared in (memory, *arrays, *tensors, torch.nn.Linear(2, 2).share_memory()):
+        assert private(shared), shared
+    (tmp_path / "file").write_bytes(b"x" * 10_000)
+    with open(tmp_path / "file", "r+b") as file:
+        maps = [mmap.mmap(file.fileno(), 0, access=access) for access in (mmap.ACCESS_READ, mmap.ACCESS_COPY)]
+        again = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    torch.save(torch.ones(5000), tmp_path / "tensor")
+    loaded = torch.load(tmp_path / "tensor", mmap=True)
+    own = [*maps, np.frombuffer(maps[0], np.uint8), np.arange(9)[2:5], np.frombuffer(b"ab", np.uint8), loaded]
+    own += [torch.ones(3), torch.from_numpy(np.ones(3)), torch.ones(2).numpy()]
+    for value in own:
+        assert private(value) == {}, value
+    before = here(maps[0])
+    assert before == here(again) and here(maps[1]) != before
+    os.utime(tmp_path / "file", (2, 2))
+    assert here(maps[0]) != before
+    copied = here(maps[1])
+    maps[1][0] = 1
+    assert here(maps[1]) != copied
 
 
 def calls_for(samples: int) -> int:
@@ -553,17 +674,14 @@ def test_the_work_for_a_list_grows_no_faster_than_the_list() -> None:
     assert calls_for(20_000) <= 2 * calls_for(10_000)
 
 
-# --- files ----------------------------------------------------------------------------------------------------
+# --- modules, paths -------------------------------------------------------------------------------------------
 
 MODULES = {
     "mine/__init__.py": "",
-    "mine/data.py": "from .tools import helper\nimport mine_far\nclass Data:\n  def get(self, i): return helper(i)\n",
+    "mine/data.py": "from .tools import helper\nclass Data:\n  def get(self, i): return helper(i)\n",
     "mine/tools.py": "def helper(i):\n  import mine_lazy\n  return i\n",
     "mine/unused.py": "x = 1\n",
-    "mine_far.py": "import importlib\nplugin = importlib.import_module('mine_plugin').Plugin\n",
-    "mine_plugin.py": "class Plugin: pass\n",
-    "mine_lazy.py": "import mine_loop\n",
-    "mine_loop.py": "import mine_lazy, numpy\n",
+    "mine_lazy.py": "import numpy\n",
 }
 USE = "from mine.data import Data\nnamed = {'dataset': Data()}"
 
@@ -578,36 +696,22 @@ def write_modules(folder: Path) -> Path:
 def test_user_modules(tmp_path: Path) -> None:
     modules = write_modules(tmp_path / "modules")
     parts = printed(tmp_path, USE, path=modules)
-    used = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in MODULES} - {"mine.unused"}
-    assert set(parts) == {"dataset", "package numpy", *(f"code {name}" for name in used)}
-    for name in MODULES:
-        (modules / name).write_text(MODULES[name] + "# edited\n")
-        module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        expected = [] if module == "mine.unused" else [f"code {module}"]
-        assert differing(parts, printed(tmp_path, USE, path=modules)) == expected
-        (modules / name).write_text(MODULES[name])
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "import mine.data\nnamed = {'f': lambda: mine.data.Data()}",
-        "def f():\n  from mine.data import Data\n  return Data()\nnamed = {'f': f}",
-        "from mine.data import Data\nnamed = {'f': Data().get}",
-        "import mine.data\nclass A(mine.data.Data): pass\nnamed = {'f': A()}",
-    ],
-)
-def test_user_modules_of_the_main_script(tmp_path: Path, script: str) -> None:
-    modules = write_modules(tmp_path / "modules")
-    parts = printed(tmp_path, script, path=modules)
-    assert {"code mine.data", "code mine.tools"} <= set(parts)
+    code = {f"code {name}" for name in ("mine.data", "mine.tools", "mine_lazy")}
+    assert {name for name in parts if not name.startswith("switch ")} == {"dataset", "package numpy", *code}
+    (modules / "mine/tools.py").write_text("# moved\n\n" + MODULES["mine/tools.py"])
+    assert differing(parts, printed(tmp_path, USE, path=modules)) == []
     (modules / "mine/tools.py").write_text(MODULES["mine/tools.py"].replace("return i", "return i + 1"))
-    assert differing(parts, printed(tmp_path, script, path=modules)) == ["code mine.tools"]
+    assert differing(parts, printed(tmp_path, USE, path=modules)) == ["code mine.tools"]
+
+
+def test_code_of_the_script_is_named(tmp_path: Path) -> None:
+    script = "class A:\n  def get(self): return 3\nnamed = {'a': A()}"
+    assert differing(printed(tmp_path, script), printed(tmp_path, script.replace("3", "4"))) == ["code __main__"]
 
 
 def test_scripts_that_differ_agree_on_the_same_dataset(tmp_path: Path) -> None:
     modules = write_modules(tmp_path / "modules")
-    other = f"import mine.unused, decimal, mine_plugin\nrate = 0.1\n{USE}"
+    other = f"import mine.unused, decimal, csv, logging\nrate = 0.1\n{USE}"
     assert differing(printed(tmp_path, USE, 1, path=modules), printed(tmp_path, other, 2, path=modules)) == []
 
 

@@ -1,197 +1,443 @@
-"""Tests the identity of modules: imports are found, changed files are noticed at once, unchanged ones are read once."""
+"""Tests the identity of modules: code of the user counts as it is in memory, libraries by what was changed in them."""
 
 from __future__ import annotations
 
-import ast
+import functools
 import importlib
-import os
+import shutil
+import subprocess
 import sys
-import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-import coprep._modules as modules
+import coprep._bytecode as bytecode
+import numpy as np
 import pytest
-from coprep._imports import imports_of
-from coprep._modules import Modules, _Memory
+from coprep._bytecode import Import, uses_of
+from coprep._fingerprint import fingerprint
+from coprep._modules import is_users, sources_of
+from coprep._usercode import UserCode
 
-Found = set[tuple[str, int, str]]
-
-
-def parsed(source: bytes) -> Found:
-    """Returns the imports that Python's parser finds. The member is empty for ``import x``."""
-    found: Found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {(alias.name, 0, "") for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {(node.module or "", node.level, alias.name) for alias in node.names}
-    return found
-
-
-def scanned(source: bytes) -> Found:
-    return {(name, level, member) for name, level, members in imports_of(source) for member in (members or ("",))}
-
+Parts = dict[str, bytes]
 
 SOURCES = {
-    "plain": "import a\nimport a.b as c, d\nimport\te . f\n",
-    "from": "from a import b\nfrom a.b import c as d, e\nfrom . import f\nfrom ..g.h import i\nfrom . .j import k\n",
-    "without space": "from.import a\nfrom..b import(c)\nfrom d import*\nif 1:import e;import f\n",
-    "in parentheses": "from a import (  # of (all)\n  b,  # one) more\n\n  c as d,\n)\nfrom e import (\\\n f)\n",
-    "continued": "from \\\n a \\\n import \\\n b, \\\n c\nimport d, \\\n e\nimport f\\\n.g\n",
-    "after another from": "def f(x):\n  yield from x\n  import a\n  raise y from x; import b\nfrom c import d\n",
-    "after a comment": "# this is from \\\nimport a\n# taken from b \\\nimport c\n# from \\\nfrom d import e\n",
-    "after a text": "'''(we import (and from\n'''\nimport a\n'from '; from b import c\nx = 'import ('\nimport d\n",
-    "nested": "class A:\n  def f(self):\n    try: import a\n    except ImportError: from b import c\n",
-    "form feed": "\x0cimport a\nfrom\x0cb\x0cimport\x0cc\n",
-    "line ends": "import a\r\nfrom b import (c,\r\n d)\r\nimport e, \\\r\n f\r\n",
-    "old line ends": "import a\rfrom b import c\r",
-    "names that are not ASCII": "import ﬁle, größe\nfrom ｍ import ℌ\n",
-    "names that contain keywords": "import importlib_x, from_y\nfrom import_z import from_a\n",
+    "project_config.py": "SIZE = 3\nLR = 0.1\nNODE = {'a': {'b': 1}}\ndef unused(): return LR\n",
+    "project_registry.py": "REGISTRY = {}\ndef register(f):\n  REGISTRY[f.__name__] = f\n  return f\n",
+    "project/__init__.py": "VERSION = 1\n",
+    "project/tools.py": "def helper(i):\n  return i + 1\ndef other(i):\n  return i\n",
+    "project/lazy.py": "from project import later\nimport project_config\n",
+    "project/later.py": "x = 1\n",
+    "project/data.py": """
+import project_config
+import project_config as cfg
+import project.tools
+from project import tools
+from project.tools import helper
+from project_registry import REGISTRY
+import numpy as np
+
+class Base:
+    def base(self):
+        return helper(1)
+
+class Data(Base):
+    scale = 2
+    def __getitem__(self, i):
+        return i * self.scale
+
+def reads_a_member(): return project_config.SIZE
+def reads_all(): return vars(cfg)
+def reads_deep(): return project.tools.helper(3)
+def reads_within(): return [lambda: tools.helper(i) for i in range(3)]
+def reads_a_function(): return helper(3)
+def reads_a_registry(): return REGISTRY["a"]
+def reads_a_node(): return project_config.NODE["a"]
+def imports_a_member():
+    from project.tools import helper as h
+    return h(1)
+def imports_a_module():
+    import project_config as c
+    return c.SIZE
+def imports_later():
+    from project import lazy
+    return lazy
+def imports_what_is_not_there():
+    from project_nowhere import x
+    return x
+def uses_numpy(): return np.load("x")
+""",
 }
-
-
-@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_every_import_is_found(source: str) -> None:
-    expected = parsed(source.encode())
-    assert expected
-    assert expected <= scanned(source.encode())
-
-
-def test_an_encoding_is_heeded() -> None:
-    source = "# -*- coding: latin-1 -*-\nimport größe\n".encode("latin-1")
-    assert ("größe", 0, "") in parsed(source) & scanned(source)
-
-
-def test_every_import_of_the_standard_library_is_found() -> None:
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    assert len(files) > 100
-    for file in files:
-        source = file.read_bytes()
-        assert parsed(source) <= scanned(source), file
-
-
-def test_little_else_is_taken_for_an_import() -> None:
-    source = b"from a import b  # as c\nimport d  # of e\nx = important, y.from_, importlib\n"
-    assert scanned(source) == {("a", 0, "b"), ("d", 0, "")}
-
-
-# --- the memory of read files ------------------------------------------------------------------------------------
+NAMES = ["project_config", "project_registry", "project.tools", "project.data"]
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package of ten modules, each of which imports the next. Its files count as old at once."""
-    folder = tmp_path / "remembered_pkg"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("from remembered_pkg import part0\n")
-    for i in range(10):
-        (folder / f"part{i}.py").write_text(f"from . import part{i + 1}\n" if i < 9 else "x = 1\n")
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the user's modules, which are imported but for two."""
+    for name, text in SOURCES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(modules, "RECENT_NS", 0)
-    importlib.import_module("remembered_pkg")
-    yield folder
-    for name in [name for name in sys.modules if name.startswith("remembered_pkg")]:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    importlib.invalidate_caches()
+    for name in NAMES:
+        importlib.import_module(name)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("project")]:
         del sys.modules[name]
 
 
-def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Returns a list that receives the names of the modules that are read from now on."""
-    names: list[str] = []
-    original = modules._read
-
-    def noting(name: str, file: str) -> bytes:
-        names.append(name)
-        return original(name, file)
-
-    monkeypatch.setattr(modules, "_read", noting)
-    return names
+def module(name: str) -> Any:
+    return sys.modules[name]
 
 
-def parts() -> dict[str, bytes]:
-    return dict(Modules().parts(["remembered_pkg"]))
+def parts(function: str) -> Parts:
+    return dict(fingerprint({"f": getattr(module("project.data"), function)}))
 
 
-def test_a_file_is_read_once_until_it_changes(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = read(monkeypatch)
-    before = parts()
-    assert len(before) == len(names) == 11
-    for _ in range(3):
-        assert parts() == before
-    assert len(names) == 11
-
-    names.clear()
-    (package / "part4.py").write_text("from . import part5 as other\n")
-    after = parts()
-    assert names == ["remembered_pkg.part4"]
-    assert [name for name in before if before[name] != after[name]] == ["code remembered_pkg.part4"]
+def differing(before: Parts, after: Parts) -> list[str]:
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
 
 
-def test_a_change_that_sets_the_time_back_is_seen(package: Path) -> None:
-    file = package / "part9.py"
-    before, times = parts(), file.stat()
-    file.write_text("x = 2\n")
-    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert file.stat().st_size == times.st_size
-    assert parts()["code remembered_pkg.part9"] != before["code remembered_pkg.part9"]
+def patched_helper(i: int) -> int:
+    return i + 2
 
 
-def test_a_file_that_has_just_changed_is_read_again(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Clocks of file systems are coarse, so a file may change again without a new time.
-    monkeypatch.setattr(modules, "RECENT_NS", 3600 * 10**9)
-    names = read(monkeypatch)
-    assert parts() == parts()
-    assert len(names) == 22
+def change(owner: str, path: str, value: Any) -> Callable[[], None]:
+    def run() -> None:
+        *names, last = path.split(".")
+        setattr(functools.reduce(getattr, names, module(owner)), last, value)
+
+    return run
 
 
-def test_imports_that_a_change_adds_are_followed(package: Path) -> None:
-    (package / "late.py").write_text("x = 1\n")
-    assert "code remembered_pkg.late" not in parts()
-    (package / "part9.py").write_text("def f():\n  from remembered_pkg import late\n")
-    assert "code remembered_pkg.late" in parts()
+SIZE = change("project_config", "SIZE", 5)
+LR = change("project_config", "LR", 0.2)
+HELPER = change("project.tools", "helper", patched_helper)
+HERE = "code test_modules"
+
+CHANGES: dict[str, tuple[str, Callable[[], Any], list[str]]] = {
+    "a member that is read": ("reads_a_member", SIZE, ["global project_config.SIZE"]),
+    "a member that is not read": ("reads_a_member", LR, []),
+    "a module that is used as a whole": ("reads_all", LR, ["global project_config.LR"]),
+    "a function": ("reads_deep", HELPER, [HERE, "code project.data", "code project.tools"]),
+    "a function, in a nested function": ("reads_within", HELPER, [HERE, "code project.data", "code project.tools"]),
+    "a function that was imported before": ("reads_a_function", HELPER, ["code project.data", "code project.tools"]),
+    "another function of the module": ("reads_deep", change("project.tools", "other", None), []),
+    "an import within a function": ("imports_a_member", HELPER, [HERE, "code project.data", "code project.tools"]),
+    "a module imported in a function": ("imports_a_module", SIZE, ["global project_config.SIZE"]),
+    "another member of it": ("imports_a_module", LR, []),
+    "a method": ("Data", change("project.data", "Data.__getitem__", patched_helper), [HERE, "code project.data"]),
+    "a method of the base": ("Data", change("project.data", "Base.base", patched_helper), [HERE, "code project.data"]),
+    "what a method of the base calls": (
+        "Data",
+        change("project.tools", "helper.__defaults__", (3,)),
+        ["code project.tools"],
+    ),
+    "a class attribute": ("Data", change("project.data", "Data.scale", 3), ["code project.data"]),
+    "a registry": (
+        "reads_a_registry",
+        lambda: module("project_registry").register(patched_helper),
+        [HERE, "global project.data.REGISTRY"],
+    ),
+    "a merged configuration": (
+        "reads_a_node",
+        lambda: module("project_config").NODE["a"].update(b=2),
+        ["global project_config.NODE"],
+    ),
+}
 
 
-def test_a_module_that_appears_is_seen(package: Path) -> None:
-    (package / "part9.py").write_text("def f():\n  from remembered_pkg import later\n")
-    assert "code remembered_pkg.later" not in parts()
-    (package / "later.py").write_text("x = 1\n")
-    assert "code remembered_pkg.later" in parts()
+@pytest.mark.parametrize(("function", "changed", "expected"), CHANGES.values(), ids=CHANGES)
+def test_memory_counts(project: Path, function: str, changed: Callable[[], Any], expected: list[str]) -> None:
+    before = parts(function)
+    assert parts(function) == before
+    changed()
+    found = differing(before, parts(function))
+    # A function that was replaced has its code where it was defined, and may lead to more there.
+    assert set(expected) <= set(found) or (expected == found == [])
+    assert bool(found) == bool(expected)
 
 
-def test_modules_that_globals_lead_to_are_seen(package: Path) -> None:
-    (package / "plugin.py").write_text("class Plugin: pass\n")
-    assert "code remembered_pkg.plugin" not in parts()
-    plugin = importlib.import_module("remembered_pkg.plugin")
-    sys.modules["remembered_pkg.part9"].x = plugin.Plugin  # type: ignore[attr-defined]
-    assert "code remembered_pkg.plugin" in parts()
+@pytest.mark.parametrize(("function", "changed", "expected"), CHANGES.values(), ids=CHANGES)
+def test_what_is_remembered_makes_no_difference(
+    project: Path, monkeypatch: pytest.MonkeyPatch, function: str, changed: Callable[[], Any], expected: list[str]
+) -> None:
+    def anew() -> Parts:
+        monkeypatch.setattr("coprep._fingerprint._closures", {})
+        monkeypatch.setattr("coprep._fingerprint._codes", {})
+        return parts(function)
+
+    assert parts(function) == parts(function) == anew()
+    changed()
+    after = parts(function)
+    assert parts(function) == after == anew()
 
 
-def test_globals_that_answer_in_their_own_way_do_no_harm(package: Path) -> None:
-    class Odd:
-        def __getattribute__(self, name: str) -> object:
-            if name == "__module__":
-                raise RuntimeError("not now")
-            return super().__getattribute__(name)
-
-    class Unhashable:
-        __module__ = []  # type: ignore[assignment]
-
-    for value in (Odd(), Unhashable()):
-        sys.modules["remembered_pkg.part9"].x = value  # type: ignore[attr-defined]
-        assert len(parts()) >= 11
-    del sys.modules["remembered_pkg.part9"].x  # type: ignore[attr-defined]
+def make(number: Any) -> Any:
+    return lambda: number
 
 
-def test_what_is_remembered_is_bounded(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modules, "REMEMBERED", 4)
-    memory: _Memory[int] = _Memory()
-    file = str(package / "part0.py")
-    for key in range(10):
-        assert memory.get(key, file, lambda key=key: key) == key  # type: ignore[misc]
-    assert len(memory._kept) == 4
-    assert memory.get(6, file, lambda: -1) == 6
-    # Key 7 is now the one that was used least recently.
-    memory.get(10, file, lambda: 10)
-    assert memory.get(6, file, lambda: -1) == 6
-    assert memory.get(9, file, lambda: -1) == 9
-    assert memory.get(0, file, lambda: 0) == 0
+def test_every_kind_of_change_of_remembered_code_is_seen(project: Path) -> None:
+    data, tools = module("project.data"), module("project.tools")
+    data.Data.table, data.Data.closed, data.Data.late = {"a": 1}, make([1]), make(1)
+    seen = [parts("Data")]
+
+    def look() -> None:
+        assert parts("Data") == parts("Data")
+        seen.append(parts("Data"))
+
+    data.Data.table["a"] = 2
+    look()
+    data.Data.table["a"] = tools.helper
+    look()
+    del data.Data.table["a"]
+    look()
+    data.Data.scale = 2.0
+    look()
+    data.Data.closed.__closure__[0].cell_contents.append(2)
+    look()
+    data.Data.late.__closure__[0].cell_contents = 1.0
+    look()
+    tools.helper.__code__ = patched_helper.__code__
+    look()
+    tools.helper.__kwdefaults__ = {"x": 1}
+    look()
+    tools.helper.mark = 3
+    look()
+    data.Base.more = 3
+    look()
+    data.Data.__bases__ = (type("Other", (data.Base,), {"__module__": __name__}),)
+    look()
+    assert len({tuple(sorted(one.items())) for one in seen}) == len(seen)
+    # What a table no longer leads to does not count.
+    data.Data.table["a"] = lambda: module("project_config")
+    look()
+    del data.Data.table["a"]
+    assert parts("Data") == seen[-2]
+
+
+def test_a_module_that_is_imported_later_counts_from_then_on_as_it_is_in_memory(project: Path) -> None:
+    before = parts("imports_later")
+    importlib.import_module("project.lazy")
+    assert "code project.lazy" in differing(before, parts("imports_later"))
+    after = parts("imports_later")
+    (project / "project/later.py").write_text("x = 9\n")
+    assert parts("imports_later") == after
+
+
+@pytest.mark.parametrize("function", ["reads_a_member", "reads_all", "reads_deep", "imports_a_member", "Data"])
+def test_files_of_imported_modules_do_not_matter(project: Path, function: str) -> None:
+    before = parts(function)
+    for name in SOURCES:
+        if name not in ("project/lazy.py", "project/later.py"):
+            (project / name).write_text("raise SystemExit\n")
+    assert parts(function) == before
+    for name in SOURCES:
+        (project / name).unlink()
+    assert parts(function) == before
+
+
+def test_a_module_that_is_not_imported_yet_counts_by_its_file(project: Path) -> None:
+    before = parts("imports_later")
+    assert {"code project.lazy", "code project.later", "global project_config.SIZE"} <= set(before)
+    (project / "project/later.py").write_text("x = 2\n")
+    assert differing(before, parts("imports_later")) == ["code project.later"]
+    SIZE()
+    assert differing(before, parts("imports_later")) == ["global project_config.SIZE", "code project.later"]
+    assert "project.lazy" not in sys.modules and "project.later" not in sys.modules
+
+
+def test_a_module_that_is_nowhere_counts_by_its_name(project: Path) -> None:
+    assert parts("imports_what_is_not_there") == parts("imports_what_is_not_there")
+
+
+def test_a_module_among_the_data_counts_whole(project: Path) -> None:
+    before = dict(fingerprint({"x": [module("project_config")]}))
+    assert "code project_config" in before
+    LR()
+    assert differing(before, dict(fingerprint({"x": [module("project_config")]}))) == ["global project_config.LR"]
+
+
+def test_classes_of_modules_that_cannot_be_found_count_by_their_structure(project: Path) -> None:
+    data = module("project.data").Data()
+    found = module("project.data")
+    del sys.modules["project.data"]
+    before = dict(fingerprint({"x": data}))
+    found.Data.scale = 7
+    assert differing(before, dict(fingerprint({"x": data}))) == ["x"]
+
+
+def test_many_globals_become_one_part_for_each_module(project: Path) -> None:
+    for i in range(100):
+        setattr(module("project_config"), f"N{i}", i)
+    before = parts("reads_all")
+    assert "globals of project_config" in before
+    SIZE()
+    assert differing(before, parts("reads_all")) == ["globals of project_config"]
+
+
+# --- libraries ----------------------------------------------------------------------------------------------------
+
+
+def own_load(*_: Any) -> Any:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("numpy.load", own_load),
+        ("numpy.load", lambda *_: None),
+        ("numpy.load", functools.partial(np.load, allow_pickle=True)),
+        ("numpy.poly1d.deriv", own_load),
+        ("numpy.poly1d.deriv", staticmethod(own_load)),
+        ("numpy.poly1d.deriv", property(own_load)),
+        ("numpy.poly1d", type("poly1d", (), {"__module__": __name__})),
+        ("builtins.ascii", own_load),
+    ],
+)
+def test_members_of_libraries_that_were_replaced_count(
+    project: Path, monkeypatch: pytest.MonkeyPatch, path: str, value: Any
+) -> None:
+    before = parts("uses_numpy")
+    with monkeypatch.context() as patched:
+        patched.setattr(path, value)
+        assert f"replaced {path}" in "".join(differing(before, parts("uses_numpy")))
+    assert parts("uses_numpy") == before
+    # A module that reached code does not lead to is not looked at.
+    other = parts("reads_a_member")
+    monkeypatch.setattr("numpy.load", own_load)
+    assert parts("reads_a_member") == other
+
+
+def test_the_function_that_replaces_another_counts_with_its_code(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("numpy.load", module("project.data").reads_a_member)
+    before = parts("uses_numpy")
+    SIZE()
+    assert differing(before, parts("uses_numpy")) == ["global project_config.SIZE"]
+
+
+def test_modules_near_those_that_are_reached_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchvision")
+    from torchvision.datasets.folder import default_loader
+
+    before = dict(fingerprint({"loader": default_loader}))
+    monkeypatch.setattr("PIL.Image.open", own_load)
+    assert "replaced PIL.Image.open" in differing(before, dict(fingerprint({"loader": default_loader})))
+
+
+def test_functions_that_a_library_wraps_count(project: Path) -> None:
+    torch = pytest.importorskip("torch")
+    scope = vars(module("project.tools"))
+    exec("def wrapped(i): return helper(i)\n", scope)
+    scope["wrapped"] = torch.no_grad()(scope["wrapped"])
+    module("project.data").wrapped = scope["wrapped"]
+    before = parts("wrapped")
+    assert "package torch" in before
+    HELPER()
+    assert "code project.tools" in differing(before, parts("wrapped"))
+
+
+# --- factories ----------------------------------------------------------------------------------------------------
+
+
+def factory() -> Parts:
+    return dict(UserCode("project.data:Data", None, None, whole=False, batched=True, spawn=False).identity().dataset)
+
+
+def test_a_factory_counts_by_the_files_that_a_new_process_imports(project: Path) -> None:
+    before = factory()
+    used = {"project", "project.data", "project.tools", "project_config", "project_registry", "project.lazy"}
+    assert {f"code {name}" for name in used | {"project.later"}} | {"package numpy"} <= set(before)
+    SIZE()
+    assert factory() == before, "memory does not count"
+    for name, text in SOURCES.items():
+        (project / name).write_text(text + "# edited\n")
+        module_name = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        assert differing(before, factory()) == [f"code {module_name}"]
+        (project / name).write_text(text)
+    assert factory() == before
+    (project / "project/later.py").write_text("import project.new\n")
+    assert differing(before, factory()) == ["code project.later"]
+    (project / "project/new.py").write_text("x = 1\n")
+    assert "code project.new" in factory()
+    (project / "project/later.py").write_text("not Python at all\n")
+    assert differing(before, factory()) == ["code project.later"]
+
+
+def test_a_factory_in_a_module_that_is_nowhere_is_an_error(project: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no module 'project_nowhere'"):
+        UserCode("project_nowhere:f", None, None, whole=False, batched=True, spawn=False).identity()
+
+
+def test_modules_are_told_apart(project: Path) -> None:
+    assert all(map(is_users, ["__main__", "__mp_main__", *NAMES]))
+    assert not any(map(is_users, ["numpy", "json", "coprep._fingerprint", "builtins", "nowhere", None]))
+    assert sources_of(["project.lazy"], skip_present=True).present == {"project", "project_config"}
+
+
+# --- instructions -------------------------------------------------------------------------------------------------
+
+CODE = """
+def f(x):
+    import a.b
+    import a.b.c as d
+    import e as g, h
+    from .p import q, r as s
+    from . import t
+    from u import v
+    import w
+    def inner(): return w
+    for i in x:
+        y = config.SIZE + other.deep.er.value(3)
+        config.COUNT += 1
+        cfg.x = 3
+        z = a.b.things(y) + d.one
+    t.use(q); s(v.x.y); foo(h)
+    return g.z(x), np.load("data"), lambda: glob.attr, sub[1], getattr(mod, "x"), y
+class K:
+    base = outer.attr
+    def m(self): return super().m() + self.zz
+"""
+NAMES_READ = [
+    *(("__name__",), ("cfg", "x"), ("config",), ("config", "SIZE"), ("foo",), ("getattr",), ("glob", "attr"), ("mod",)),
+    *(("np", "load"), ("other", "deep", "er", "value"), ("outer", "attr"), ("sub",), ("super",)),
+]
+IMPORTS = [
+    Import("", 1, ("t",), (("t", "use"),)),
+    Import("a.b", 0, (), (("b", "things"),)),
+    Import("a.b.c", 0, (), (("b", "c", "one"),)),
+    Import("e", 0, (), (("z",),)),
+    Import("h", 0, (), ((),)),
+    Import("p", 1, ("q", "r"), (("q",), ("r",))),
+    Import("u", 0, ("v",), (("v", "x", "y"),)),
+    Import("w", 0, (), ((),)),
+]
+
+
+def test_what_code_reads_is_found() -> None:
+    found = uses_of(compile(CODE, "code", "exec"))
+    assert list(found.names) == NAMES_READ
+    assert list(found.imports) == IMPORTS
+    assert "data" in found.strings
+
+
+def test_arguments_of_more_than_a_byte_are_read() -> None:
+    names = [f"n{i}.m{i}" for i in range(700)]
+    found = uses_of(compile("\n".join(names), "code", "exec"))
+    assert set(found.names) == {tuple(name.split(".")) for name in names}
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_each_version_of_python_finds_the_same(version: str) -> None:
+    python = shutil.which(f"python{version}")
+    script = f"from _bytecode import *; u = uses_of(compile({CODE!r}, '', 'exec')); print(repr(u.names + u.imports))"
+    folder = str(Path(bytecode.__file__).parent)
+    command = [python or "", "-c", f"import sys; sys.path.insert(0, {folder!r}); {script}"]
+    if python is None or subprocess.run([python, "--version"], capture_output=True).returncode:
+        pytest.skip(f"there is no Python {version}")
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.stdout == repr((*NAMES_READ, *IMPORTS)) + "\n", run.stderr

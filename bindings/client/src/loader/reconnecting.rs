@@ -63,7 +63,12 @@ impl Loader {
             return Ok(());
         }
         let code = self.options.code.as_deref();
-        match self.attach(inner, code, &self.options.interrupt_check, &self.options.notice) {
+        match self.attach(
+            inner,
+            code,
+            &self.options.interrupt_check,
+            &self.options.notice,
+        ) {
             // The coordinator ended just when this client came.
             Err(e) if e.kind().is_lost() => self.reconnect(inner),
             other => other,
@@ -112,14 +117,8 @@ impl Loader {
             request.provider =
                 Some(credentials.provider(&connection, timeout.left(), interrupt_check)?);
         }
-        let attached = LoaderLink::attach(
-            connection,
-            request,
-            code,
-            &timeout,
-            notice,
-            &mut departed,
-        );
+        let attached =
+            LoaderLink::attach(connection, request, code, &timeout, notice, &mut departed);
         // This counts after a failure too: the ranks have left, and the next coordinator learns of it from this rank.
         self.note_departed(inner, departed);
         let (mut link, attached) = attached?;

@@ -34,10 +34,10 @@ use crossbeam::utils::CachePadded;
 
 use crate::Result;
 use crate::caches::DatasetCache;
+use crate::connection::reply_queue::ReplyQueue;
 use crate::error::os;
 use crate::observe::stalls::{BusyClock, StallClock};
 use crate::produce::deadline_queue::{Deadline, DeadlineQueue};
-use crate::connection::reply_queue::ReplyQueue;
 use crate::produce::processes::current_server::CurrentServer;
 use crate::produce::processes::deadly::DeadlySamples;
 use crate::produce::processes::fork_server::ForkServer;

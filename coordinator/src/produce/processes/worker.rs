@@ -215,8 +215,7 @@ impl Worker {
             return self.make_room();
         }
         if self.chunks.is_empty() && !self.has_server() {
-            self.process_pool
-                .wait_for_server(poll_every(POLL_INTERVAL));
+            self.process_pool.wait_for_server(poll_every(POLL_INTERVAL));
             return Ok(());
         }
         if self.chunks.len() < self.ahead() {

@@ -13,6 +13,7 @@ mod forming;
 pub(super) mod gpus;
 pub(super) mod orders;
 mod requests;
+pub(super) mod server_search;
 mod skipping;
 mod status;
 
@@ -36,9 +37,9 @@ use crate::stream::engine::forming::{RankDistances, RankResume, merge_resume};
 use crate::stream::engine::gpus::StreamGpu;
 use crate::stream::engine::orders::CohortOrders;
 use crate::stream::engine::requests::{agree, job_spec};
+use crate::stream::engine::server_search::ServerSearch;
 use crate::stream::engine::skipping::Failures;
 use crate::stream::engine::status::add_stalls;
-use crate::stream::servers::ServerSearch;
 use crate::stream::late_binding::{BindingId, BoundSlot, SlotBinder};
 use crate::stream::{Drawn, Numbers, RankId, StreamConfig};
 

@@ -283,7 +283,9 @@ mod tests {
         let (of_worker, _socket) = process_of(&worker);
         let process_pool = worker.process_pool.clone();
         let dismissing = std::thread::spawn(move || process_pool.dismiss());
-        assert_eq!(worker.reap(&of_worker, "took too long"), None);
+        // The fork server of such a pool ends, which may be seen first.
+        let end = worker.reap(&of_worker, "took too long");
+        assert!(matches!(end, None | Some(WorkerEnd::WithServer)), "{end:?}");
         dismissing.join().unwrap();
         assert!(troubles.lock().unwrap().is_empty());
     }

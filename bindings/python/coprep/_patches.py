@@ -1,0 +1,128 @@
+"""Members of libraries that a program has replaced by code of its own, as in ``np.load = mine``.
+
+Libraries count by their version, so such members must be found. All members of a module are looked at once, and again
+only after one of them has changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from coprep._modules import is_users
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_HOOKS = frozenset(("excepthook", "displayhook", "unraisablehook", "breakpointhook"))
+"""Members that are there to be replaced, and change no sample."""
+
+
+_METHODS = (types.MethodType, staticmethod, classmethod)
+_CODE = frozenset((types.FunctionType, property, functools._lru_cache_wrapper, functools.partial, *_METHODS))
+"""Types of members that may be code of the user's, beside classes."""
+
+
+class _Scanned(NamedTuple):
+    """A module as it was when it was looked at. Comparing it with the present one takes a hundredth of the time."""
+
+    module: Any
+    members: dict[str, Any]
+    classes: list[type]
+    members_of_classes: list[dict[str, Any]]
+    modules: list[str]
+    found: dict[str, Any]
+    """Members that the user has replaced, by their full name."""
+
+    def is_present(self, module: Any) -> bool:
+        """Returns whether nothing has changed since then."""
+        try:
+            is_same = self.module is module and self.members == vars(module)
+            return is_same and self.members_of_classes == list(map(vars, self.classes))
+        except Exception:
+            # Some objects, such as arrays, answer a comparison in their own way. It is made only with another object.
+            return False
+
+
+_scanned: dict[str, _Scanned] = {}
+
+
+def patches(names: Iterable[str]) -> dict[str, Any]:
+    """Returns the user's code in imported library modules, in their classes, and in modules that they have imported."""
+    scan = _Scan()
+    near = set(names)
+    for name in list(near):
+        near.update(scan.of(name).modules)
+    found: dict[str, Any] = {}
+    for name in sorted(near):
+        found.update(scan.of(name).found)
+    return found
+
+
+_NOTHING = _Scanned(None, {}, [], [], [], {})
+
+
+class _Scan:
+    """Looks at modules, and knows for a while which are the user's."""
+
+    def __init__(self) -> None:
+        self._is_users = functools.cache(is_users)
+
+    def of(self, name: str) -> _Scanned:
+        module = sys.modules.get(name)
+        if module is None or self._is_users(name):
+            return _NOTHING
+        kept = _scanned.get(name)
+        if kept is None or not kept.is_present(module):
+            kept = _scanned[name] = self._anew(name, module)
+        return kept
+
+    def _anew(self, name: str, module: Any) -> _Scanned:
+        members = dict(vars(module))
+        top = name.partition(".")[0]
+        classes = [value for value in members.values() if _is_heap_class(value) and _top(value) == top]
+        members_of_classes = [dict(vars(cls)) for cls in classes]
+        found = {f"{name}.{member}": members[member] for member in self._own(members)}
+        for cls, inner in zip(classes, members_of_classes, strict=True):
+            found |= {f"{cls.__module__}.{cls.__qualname__}.{member}": inner[member] for member in self._own(inner)}
+        modules = [value.__name__ for value in members.values() if type(value) is types.ModuleType]
+        return _Scanned(module, members, classes, members_of_classes, modules, found)
+
+    def _own(self, members: dict[str, Any]) -> Iterator[str]:
+        """Yields the names of the members that are code of the user's."""
+        for name, value in members.items():
+            is_code = type(value) in _CODE or issubclass(type(value), type)
+            if is_code and name not in _HOOKS and any(self._is_own(code, name, members) for code in _codes_of(value)):
+                yield name
+
+    def _is_own(self, code: Any, name: str, members: Mapping[str, Any]) -> bool:
+        kind = type(code)
+        if kind is types.FunctionType:
+            home = code.__globals__
+            return home is not members and self._is_users(home.get("__name__"))
+        if kind is functools.partial:
+            # A library has no reason to wrap a function of its own under the same name.
+            return getattr(code.func, "__name__", None) == name or self._is_own(code.func, name, members)
+        return _is_heap_class(code) and isinstance(code.__module__, str) and self._is_users(code.__module__)
+
+
+def _is_heap_class(value: Any) -> bool:
+    # Other classes cannot be changed. The type is compared, because some objects answer `isinstance` with a warning.
+    return issubclass(type(value), type) and bool(value.__flags__ & _HEAP_TYPE)
+
+
+def _top(cls: type) -> str:
+    return cls.__module__.partition(".")[0] if isinstance(cls.__module__, str) else ""
+
+
+def _codes_of(value: Any) -> Iterator[Any]:
+    kind = type(value)
+    if kind in _METHODS:
+        yield value.__func__
+    elif kind is property:
+        yield from (value.fget, value.fset)
+    elif kind is functools._lru_cache_wrapper:
+        yield value.__wrapped__
+    else:
+        yield value
