@@ -344,7 +344,7 @@ def test_a_program_may_ignore_the_end_of_its_children(start: Start, when: str) -
     """Before or after it has started the coordinator."""
     job = driven(start)
     if when == "after":
-        do(job, "coprep.DataLoader(ud.Numbers(4), **options).seed")
+        do(job, "begin(ud.Numbers(4))", "loader.close()")
     do(job, "signal.signal(signal.SIGCHLD, signal.SIG_IGN)", f"begin({numbers()}, shuffle=True)", "take(3)")
     processes = workers_of(job)
     os.kill(processes[0], signal.SIGKILL)
@@ -384,7 +384,7 @@ def test_a_program_with_threads_may_fork(start: Start) -> None:
 
 def test_a_job_whose_dataset_has_changed_in_mid_pass_goes_on_by_itself(start: Start) -> None:
     first = driven(start, f"begin({numbers()}, shuffle=True)", "take(3)")
-    other = driven(start, f"begin({numbers()}, shuffle=True)", "take(2)", "warnings.simplefilter('error')")
+    other = driven(start, f"begin({numbers()}, shuffle=True)", "take(2)")
     changed = driven(start, f"begin({numbers()}, shuffle=True)", "take(2)", "data.root = 'changed'")
     workers_of(first)
     first.kill()
@@ -394,9 +394,10 @@ def test_a_job_whose_dataset_has_changed_in_mid_pass_goes_on_by_itself(start: St
     do(other, "take()")
     assert sorted(seen(other)) == list(range(N))
     assert len(coprep.status()["streams"]) == 2
-    changed.run_on()
-    code, errors = changed.ended()
-    assert code == 0 and "UnsharedWarning: the dataset was changed while an epoch was iterated" in errors
+    for job, warning in ((changed, "UnsharedWarning: the dataset was changed while an epoch was iterated"), (other, "")):
+        job.run_on()
+        code, errors = job.ended()
+        assert code == 0 and (warning in errors if warning else errors == "")
 
 
 def test_with_persistent_workers_a_changed_dataset_stays_in_its_stream(start: Start) -> None:
