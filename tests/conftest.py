@@ -27,16 +27,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call() -> None:
-    """Removes what pytest tells in the environment before each test.
-
-    A coordinator that several tests share would otherwise take each of them for another environment, and import PyTorch
-    anew for it.
-    """
-    os.environ.pop("PYTEST_CURRENT_TEST", None)
-
-
 JOBS = pytest.StashKey[list[Job]]()
 """The jobs that a test has started."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -284,6 +285,75 @@ class Loaded(Numbers):
         return self.loaded_by, os.getpid(), i
 
 
+class Settings(Numbers):
+    """A dataset whose samples are a setting of its class."""
+
+    setting = 0
+
+    def __getitem__(self, i: int) -> Any:
+        return self.setting, i
+
+
+class Handles(Numbers):
+    """A dataset with an open file and an open database, which it has read before."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        super().__init__(size)
+        self.file = open(path, "rb")  # noqa: SIM115 - that it stays open is the point
+        self.connection = sqlite3.connect(":memory:")
+        self.connection.execute("create table numbers (number)")
+        self.connection.executemany("insert into numbers values (?)", [(i,) for i in range(size)])
+
+    def __getitem__(self, i: int) -> Any:
+        # Processes that inherit a file share its position.
+        (read,) = os.pread(self.file.fileno(), 1, i)
+        ((stored,),) = self.connection.execute("select number from numbers where number = ?", (i,)).fetchall()
+        assert read == stored
+        return read, i
+
+
+class Counted(Numbers):
+    """A dataset that counts its samples in objects that processes share."""
+
+    def __init__(self, size: int, counted: Any, noted: Any, queue: Any) -> None:
+        super().__init__(size)
+        self.counted, self.noted, self.queue = counted, noted, queue
+
+    def __getitem__(self, i: int) -> Any:
+        if i not in self.noted:
+            with self.counted.get_lock():
+                self.counted.value += 1
+            self.noted[i] = os.getpid()
+            self.queue.put(i)
+        return super().__getitem__(i)
+
+
+class Processes(Numbers):
+    """A dataset whose samples tell what ``multiprocessing`` knows of the process."""
+
+    def __getitem__(self, i: int) -> Any:
+        process = multiprocessing.current_process()
+        return (multiprocessing.parent_process() is not None, process.name, process.pid), i
+
+
+class Printing(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        print(f"sample {i}")
+        print(f"warning of sample {i}", file=sys.stderr)
+        return super().__getitem__(i)
+
+
+class Freed(Numbers):
+    """A dataset that notes the process that frees it."""
+
+    def __del__(self) -> None:
+        note(self.log, os.getpid())
+
+    def __getitem__(self, i: int) -> Any:
+        wait(self.pause)
+        return i, i
+
+
 # --- faults --------------------------------------------------------------------------------------------------
 
 
@@ -430,21 +500,6 @@ class Reopening(Numbers):
         return super().__getitem__(read)
 
 
-class Measured(Reopening):
-    """A dataset whose length is that of a file, which each process opens for itself."""
-
-    @functools.cached_property
-    def opened(self) -> tuple[int, Any]:
-        return os.getpid(), open(self.folder / "bytes", "rb")  # noqa: SIM115
-
-    def __len__(self) -> int:
-        return os.fstat(self.opened[1].fileno()).st_size
-
-    def __getitem__(self, i: int) -> Any:
-        assert self.opened[0] == os.getpid(), "it was opened before the fork"
-        return super().__getitem__(i)
-
-
 class Identified(Numbers):
     """A dataset that says what identifies it, and holds something that does not count, deep within."""
 
@@ -454,29 +509,6 @@ class Identified(Numbers):
 
     def __coprep_identity__(self) -> int:
         return self.size
-
-
-class Shrinking(Numbers):
-    """A dataset whose length differs between processes."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.made_by = os.getpid()
-
-    def __len__(self) -> int:
-        return self.size if os.getpid() == self.made_by else self.size - 1
-
-
-class SlowToLoad(Numbers):
-    """A dataset that takes long to load."""
-
-    def __init__(self, size: int, seconds: float) -> None:
-        super().__init__(size)
-        self.seconds = seconds
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        time.sleep(self.seconds)
 
 
 class Loud(Numbers):
@@ -497,6 +529,21 @@ def make() -> Numbers:
     return Numbers(48)
 
 
+def slow_to_load() -> Numbers:
+    """A factory that takes as many seconds as the environment says."""
+    time.sleep(float(os.environ["LOADS_S"]))
+    return Numbers(24)
+
+
+def killed_at_load() -> Numbers:
+    """A factory that kills the first processes that call it. The environment says how many, and where they note it."""
+    log = os.environ["LOADS_LOG"]
+    note(log, os.getpid())
+    if len(noted(log)) <= int(os.environ["LOADS_KILLED"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Numbers(24)
+
+
 def as_they_are(samples: list[Any]) -> list[Any]:
     """A collate_fn that returns the samples as a list."""
     return samples
@@ -505,36 +552,6 @@ def as_they_are(samples: list[Any]) -> list[Any]:
 def same(sample: Any) -> Any:
     """A transform that changes nothing."""
     return sample
-
-
-class KilledAtLoad(Numbers):
-    """A dataset that kills the first ``times`` processes that load it."""
-
-    def __init__(self, size: int, times: int, log: str) -> None:
-        super().__init__(size)
-        self.times = times
-        self.load_log = log
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        note(self.load_log, os.getpid())
-        if len(noted(self.load_log)) <= self.times:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-class KilledWhile(Numbers):
-    """A dataset that kills each process that loads it while the file ``flag`` exists."""
-
-    def __init__(self, size: int, flag: str, log: str, **arguments: Any) -> None:
-        super().__init__(size, **arguments)
-        self.flag = flag
-        self.load_log = log
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        note(self.load_log, os.getpid())
-        if Path(self.flag).exists():
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class KilledAtLook(Numbers):

@@ -26,7 +26,7 @@ side_by_side=(
 waiting=(
     tests/chaos/tests/test_chaos.py
     tests/end_to_end/command_line/test_{metrics,top}.py
-    tests/end_to_end/datasets/test_{large_samples,slow_samples,user_starting}.py
+    tests/end_to_end/datasets/test_{forked_workers,large_samples,slow_samples}.py
     tests/end_to_end/failures/test_{departures,opening,panics,ranks,user_bad_days,waits}.py
     tests/end_to_end/published/test_shown_output.py
     tests/end_to_end/sharing/test_{borders,pauses,sharing}.py

@@ -6,7 +6,6 @@ describe the last call, are therefore not part of an object's identity.
 
 from __future__ import annotations
 
-import copyreg
 import functools
 import json
 import logging
@@ -19,7 +18,6 @@ from typing import Any
 from coprep._bytecode import attributes_set_by
 from coprep._modules import digest_of
 from coprep._names import MAINS
-from coprep._packing import packing_error
 from coprep._reducing import LOCKS
 
 HOOK = "__coprep_identity__"
@@ -131,43 +129,14 @@ def without_caches(cls: type, state: Any) -> Any:
     return _with_attributes(state, kept)
 
 
-def reduce_without_handles(obj: Any) -> Any:
-    """Reduces an object, for the workers, without the values of cached properties that cannot be pickled.
-
-    These are open files and connections, for example. The process that loads the object computes them again when it
-    first uses them. ``obj`` itself keeps them.
-
-    Returns:
-        ``NotImplemented`` if objects of this class have no cached properties.
-    """
-    cls: type = type(obj)
-    cached = _cached_properties(cls)
-    if not cached or cls in copyreg.dispatch_table:
-        return NotImplemented
-
-    def kept(attributes: dict[str, Any]) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in attributes.items()
-            # A value that can be pickled is sent, since it may take long to compute.
-            if name not in cached or packing_error(value) is None
-        }
-
-    return _reduced(obj, lambda state: _with_attributes(state, kept))
-
-
 def _reduce_without_caches(obj: Any) -> Any:
-    return _reduced(obj, lambda state: without_caches(type(obj), state))
-
-
-def _reduced(obj: Any, changed: Callable[[Any], Any]) -> Any:
-    """Returns how pickle reduces an object, with its state changed."""
+    """Returns how pickle reduces an object, without the attributes that are only caches."""
     reduced: Any = obj.__reduce_ex__(5)
     if isinstance(reduced, str) or len(reduced) < 3:
         # It is pickled by the name of a global variable, or has no state.
         return reduced
     make, args, state, *items = reduced
-    return make, args, changed(state), *items
+    return make, args, without_caches(type(obj), state), *items
 
 
 def _with_attributes(state: Any, kept: Callable[[dict[str, Any]], Any]) -> Any:

@@ -53,7 +53,7 @@ class Epoch(Iterator[Any]):
 
     @property
     def _workers(self) -> list[Any]:
-        """Worker processes of this iterator, which PyTorch's iterator has. Empty: workers belong to the coordinator."""
+        """Worker processes of this iterator, which PyTorch's iterator has. Empty: workers serve all jobs."""
         return []
 
     def _shutdown_workers(self) -> None:

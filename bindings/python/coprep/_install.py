@@ -41,8 +41,8 @@ def install() -> None:
     The loaders behave as :class:`DataLoader`, except where PyTorch's loader would work without an error:
 
     - Ranks come from a ``DistributedSampler``. Without one each process gets the whole dataset.
-    - PyTorch makes the loaders that cannot be shared (a dataset that cannot be pickled; outside of a cohort a sampler
-      of its own, or an ``IterableDataset``), with an :class:`UnsharedWarning`.
+    - PyTorch makes the loaders that cannot be shared (outside of a cohort a sampler of its own, or an
+      ``IterableDataset``), with an :class:`UnsharedWarning`.
     - ``isinstance(loader, torch.utils.data.DataLoader)`` holds.
 
     Instances of classes that derive from PyTorch's stay PyTorch's. Processes that ``multiprocessing`` starts from this

@@ -1,4 +1,4 @@
-"""Conversion of objects into bytes and back.
+"""Conversion of samples and cached values into bytes and back.
 
 Large buffers lie beside the pickle, so that reading need not copy them.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import io
 import linecache
-import mmap
 import os
 import pickle
 import struct
@@ -17,19 +16,13 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-import numpy as np
-
-from coprep import _reducing
-from coprep._names import MAINS, class_at, is_found_by_name, path_of
+from coprep._names import MAINS, class_at, path_of
 
 # The header: magic, number of buffers, bytes of the whole, bytes of the pickle. Then come the bytes of each buffer.
 _HEADER = struct.Struct("<4sIQQ")
 _LENGTH = struct.Struct("<Q")
 _MAGIC = b"cpk1"
 _ALIGN = 64
-
-Reducer = Callable[[Any], Any]
-"""Returns how pickle reduces an object, or ``NotImplemented`` to leave it to pickle."""
 
 
 class Packed:
@@ -63,12 +56,10 @@ class Packed:
         return self.size
 
 
-def pack(obj: Any, *, by_file: bool = False, for_jobs: bool = False, reducer: Reducer | None = None) -> Packed:
+def pack(obj: Any, *, for_jobs: bool = False) -> Packed:
     """Turns ``obj`` into bytes.
 
-    With ``by_file``, an array that maps a file travels as the file's name. With ``for_jobs``, a class of the main
-    script becomes, in a job, the class of that name in the job's own script. ``reducer`` reduces the objects that are
-    reduced in no special way here, as ``reducer_override`` of pickle does.
+    With ``for_jobs``, a class of the main script becomes, in a job, the class of that name in the job's own script.
 
     Classes and functions of the main script, and others that cannot be imported by name, travel by value. This needs
     ``cloudpickle``.
@@ -79,21 +70,12 @@ def pack(obj: Any, *, by_file: bool = False, for_jobs: bool = False, reducer: Re
         buffers.append(buffer.raw())
 
     try:
-        data = _pickled(_ByFile if by_file else _Pickler, obj, keep, reducer)
+        data = _pickled(_Pickler, obj, keep)
     except (pickle.PicklingError, AttributeError) as error:
         # The first attempt may have kept buffers, which the second one keeps again.
         buffers.clear()
-        data = _pickled(_by_value(error, for_jobs), obj, keep, reducer)
+        data = _pickled(_by_value(error, for_jobs), obj, keep)
     return Packed(data, buffers)
-
-
-def packing_error(obj: Any, reducer: Reducer | None = None) -> Exception | None:
-    """Returns the error of packing an object for workers, or ``None`` if it can be packed."""
-    try:
-        pack(obj, by_file=True, reducer=reducer)
-    except Exception as error:
-        return error
-    return None
 
 
 def unpack(view: memoryview | bytes | bytearray) -> Any:
@@ -130,20 +112,10 @@ def _offsets(end: int, lengths: tuple[int, ...] | list[int]) -> Iterator[int]:
         end = offset + length
 
 
-def _pickled(pickler: Any, obj: Any, keep: Callable[[pickle.PickleBuffer], None], reducer: Reducer | None) -> bytes:
+def _pickled(pickler: Any, obj: Any, keep: Callable[[pickle.PickleBuffer], None]) -> bytes:
     stream = io.BytesIO()
-    kind = pickler if reducer is None else _with_reducer(pickler, reducer)
-    kind(stream, protocol=5, buffer_callback=keep).dump(obj)
+    pickler(stream, protocol=5, buffer_callback=keep).dump(obj)
     return stream.getvalue()
-
-
-def _with_reducer(pickler: Any, reducer: Reducer) -> Any:
-    class WithReducer(pickler):  # type: ignore[misc, unused-ignore]
-        def reducer_override(self, obj: Any) -> Any:
-            reduced = super().reducer_override(obj)
-            return reducer(obj) if reduced is NotImplemented else reduced
-
-    return WithReducer
 
 
 class _Pickler(pickle.Pickler):
@@ -155,11 +127,6 @@ class _Pickler(pickle.Pickler):
                 raise pickle.PicklingError(f"{obj!r} is defined in the main script")
             return NotImplemented
         return _reduce(obj)
-
-
-class _ByFile(_Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        return _reduce_map(obj) if type(obj) is np.memmap else super().reducer_override(obj)
 
 
 def _by_value(reason: Exception, for_jobs: bool) -> Any:
@@ -190,9 +157,7 @@ def _by_value_pickler() -> tuple[Any, Any]:
             if isinstance(obj, type) and obj.__module__ not in MAINS and (path := path_of(obj)) is not None:
                 # By value it would become another class than the one that the job's own code names.
                 return class_at, (obj.__module__, path)
-            reduced = _reduce_map(obj) if type(obj) is np.memmap else _reduce(obj)
-            if reduced is NotImplemented and isinstance(obj, (type, FunctionType)) and not is_found_by_name(obj):
-                reduced = _reducing.reduce_by_value(obj)
+            reduced = _reduce(obj)
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
     @functools.lru_cache(maxsize=256)
@@ -243,9 +208,6 @@ def _code(
 
 
 def _reduce(obj: Any) -> Any:
-    reduced = _reducing.reduce(obj)
-    if reduced is not NotImplemented:
-        return reduced
     torch: Any = sys.modules.get("torch")
     if torch is not None and type(obj) is getattr(torch, "Tensor", None):
         return _reduce_tensor(obj, torch)
@@ -275,22 +237,6 @@ def _tensor(data: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     kind = getattr(torch, dtype)
     # `frombuffer` refuses an empty buffer.
     return torch.frombuffer(data, dtype=kind).view(shape) if len(data) else torch.empty(shape, dtype=kind)
-
-
-def _reduce_map(array: Any) -> Any:
-    # A view of a map is not in the file in this form, and changes to a private map are not in it at all.
-    if not isinstance(array.base, mmap.mmap) or array.filename is None or array.mode == "c":
-        return NotImplemented
-    order = "C" if array.flags.c_contiguous else "F"
-    return np.memmap, (
-        str(array.filename),
-        array.dtype,
-        # In mode "w+", opening the file again would erase it.
-        array.mode.replace("w+", "r+"),
-        array.offset,
-        array.shape,
-        order,
-    )
 
 
 def _reduce_image(image: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import coprep
 import identity_catalogue
 import numpy as np
 import pytest
-from coprep._caches import reduce_without_handles
 from coprep._fingerprint import fingerprint
-from coprep._packing import pack, unpack
 from coprep._private import Private
 
 Parts = dict[str, bytes]
@@ -146,92 +143,6 @@ def test_an_object_with_caches_may_lead_back_to_itself() -> None:
     assert used.files and used.up["down"][0].files
     assert differing(parts(used), parts(cyclic("a"))) == []
     assert differing(parts(used), parts(cyclic("b"))) != []
-
-
-# --- handles in cached properties ------------------------------------------------------------------------------
-
-
-def in_worker(value: Any) -> Any:
-    """Returns a value as a worker loads it, if some of it cannot be pickled."""
-    whole = pack(value, by_file=True, reducer=reduce_without_handles)
-    data = bytearray(whole.size)
-    whole.write_to(memoryview(data))
-    return unpack(data)
-
-
-class Opening:
-    """Opens a file when it is first used, and keeps what can be pickled beside it."""
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-        self.inner: Any = None
-
-    @functools.cached_property
-    def file(self) -> Any:
-        return open(self.root, "rb")  # noqa: SIM115 - that it stays open is the point
-
-    @functools.cached_property
-    def sizes(self) -> list[int]:
-        return [1, 2, 3]
-
-    @functools.cached_property
-    def files(self) -> list[Any]:
-        return [self.file]
-
-
-class OpeningWithSlots(Opening):
-    __slots__ = ("more",)
-
-    def __init__(self, root: str) -> None:
-        super().__init__(root)
-        self.more = "more"
-
-
-class OpeningByItself(Opening):
-    """Says itself how it is pickled."""
-
-    def __reduce__(self) -> Any:
-        return OpeningByItself, (self.root,), dict(self.__dict__)
-
-
-class OpeningOnce(Opening):
-    """Is pickled by its name."""
-
-    def __reduce__(self) -> str:
-        return "ONLY"
-
-
-ONLY = OpeningOnce(os.devnull)
-
-
-@pytest.mark.parametrize("cls", [Opening, OpeningWithSlots, OpeningByItself])
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"deep": [x]}], ids=["itself", "within"])
-def test_workers_are_sent_no_handles_of_cached_properties(cls: Any, wrap: Any) -> None:
-    value = cls(os.devnull)
-    value.inner = Opening(os.devnull)
-    value.inner.inner = value
-    assert value.files and value.sizes and value.inner.file
-    before = dict(vars(value))
-    loaded: Any = in_worker(wrap(value))
-    loaded = loaded["deep"][0] if isinstance(loaded, dict) else loaded
-    # Whatever can be pickled is sent, since it may have taken long to compute.
-    assert set(vars(loaded)) == {"root", "inner", "sizes"}
-    assert set(vars(loaded.inner)) == {"root", "inner"} and loaded.inner.inner is loaded
-    assert loaded.file.read() == b"" and loaded.files == [loaded.file]
-    assert getattr(loaded, "more", None) == getattr(value, "more", None)
-    assert vars(value) == before, "the object itself keeps them"
-
-
-def test_an_object_that_is_pickled_by_its_name_may_have_handles() -> None:
-    assert ONLY.file and in_worker(ONLY) is ONLY
-    assert differing(parts(ONLY), parts(ONLY)) == []
-
-
-def test_only_cached_properties_are_left_out() -> None:
-    value = Opening(os.devnull)
-    value.inner = value.file
-    with pytest.raises(TypeError, match="BufferedReader"):
-        in_worker(value)
 
 
 def test_functions_that_remember_results_count_without_them() -> None:

@@ -6,14 +6,12 @@ import collections
 import itertools
 import pickle
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from coprep import _exchange
-from coprep._fingerprint import fingerprint
 from coprep._packing import pack, unpack
 from PIL import Image
 from samples import Item, Point, image, python, same
@@ -73,26 +71,6 @@ def test_an_object_that_is_twice_in_it_is_one() -> None:
     tensor = torch.ones(3)
     a, b = unpack(packed([tensor, tensor]))
     assert a is b
-
-
-def test_locks_are_made_anew() -> None:
-    class Data:
-        def __init__(self) -> None:
-            self.lock, self.again, self.condition = threading.Lock(), threading.RLock(), threading.Condition()
-            self.same = self.lock
-
-    data = Data()
-    with data.lock, data.again:
-        for result in (unpack(packed(data)), unpack(packed([data, len]))[0]):
-            assert result.lock is result.same is not data.lock
-            assert type(result.lock) is type(data.lock) and type(result.again) is type(data.again)
-            assert not result.lock.locked()
-            # The second lock is reentrant, so it can be taken twice.
-            with result.lock, result.again, result.again, result.condition:
-                assert not result.condition.wait(0)
-    assert fingerprint({"x": data}) == fingerprint({"x": Data()})
-    for lock in (threading.Lock(), threading.RLock()):
-        assert type(unpack(packed(lock))) is type(lock)
 
 
 def test_a_class_of_the_script_becomes_that_of_the_jobs_script(monkeypatch: pytest.MonkeyPatch) -> None:

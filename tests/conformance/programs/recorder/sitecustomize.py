@@ -10,7 +10,6 @@ import atexit
 import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,5 +166,5 @@ def main() -> None:
         recording(coprep._loader.DataLoader)
 
 
-if FOLDER and not any("coprep._zygote" in word for word in sys.orig_argv):
+if FOLDER:
     main()

@@ -166,25 +166,12 @@ def inherited() -> list[Any]:
     return [(x for x in range(3)), context.Value("i", 3), context.Semaphore(3)]
 
 
-@behaviour(
-    "what comes by fork alone",
-    difference="Workers are no children of the job: what multiprocessing hands to children does not reach them.",
-)
+@behaviour("what comes by fork alone")
 def unpicklable_with_fork(DataLoader: Any) -> None:
     """A dataset may hold objects that cannot be pickled, such as a multiprocessing.Value, also with workers."""
     for held in inherited():
         for options in ({}, {"num_workers": 2, "multiprocessing_context": "fork"}):
             assert ints(DataLoader(Holding(held), **options)) == [0, 1, 2]
-
-
-@unpicklable_with_fork.instead
-def unpicklable_with_fork_ours(DataLoader: Any) -> None:
-    """An object that cannot be pickled is a TypeError that names the attribute and remedies; one is num_workers=0."""
-    for held in inherited():
-        for options in ({}, {"num_workers": 2, "multiprocessing_context": "fork"}):
-            with raises(TypeError, texts=("dataset.held", "__getstate__", "num_workers=0")):
-                list(DataLoader(Holding(held), **options))
-        assert ints(DataLoader(Holding(held), num_workers=0)) == [0, 1, 2]
 
 
 class Holding(Numbers):

@@ -201,20 +201,10 @@ def epochs_seen(DataLoader: Any, **options: Any) -> list[set[int]]:
     return seen
 
 
-@behaviour(
-    "persistent_workers, a shared tensor",
-    difference="Workers belong to the coordinator and serve all jobs: they have a copy of the dataset.",
-)
+@behaviour("persistent_workers, a shared tensor")
 def shared_tensor(DataLoader: Any) -> None:
     """Persistent workers see values that the job writes to a shared tensor of the dataset."""
     assert epochs_seen(DataLoader, persistent_workers=True) == [{0}, {1}, {2}]
-
-
-@shared_tensor.instead
-def shared_tensor_is_copied(DataLoader: Any) -> None:
-    """Persistent workers keep the tensor's old value; without persistent_workers each epoch sees the change."""
-    assert epochs_seen(DataLoader, persistent_workers=True) == [{0}, {0}, {0}]
-    assert epochs_seen(DataLoader) == [{0}, {1}, {2}]
 
 
 @behaviour(
@@ -317,7 +307,7 @@ def worker_of_a_batch_ours(DataLoader: Any) -> None:
 
 @behaviour(
     "the iterator's _workers",
-    difference="Workers belong to the coordinator: they serve all jobs, and outlive the iterator.",
+    difference="Workers serve all jobs of the stream, and an iterator is of one job.",
 )
 def workers_of_the_iterator(DataLoader: Any) -> None:
     """An iterator has its worker processes in _workers; _shutdown_workers ends them."""
