@@ -6,12 +6,15 @@ batches, and must not wait for the rank that left.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import coprep
 import pytest
 from coordinators import coordinator_pid, stream
 from jobs import Start
@@ -119,10 +122,19 @@ def kill_fork_server() -> None:
     until(lambda: all(gone(pid) for pid in workers), "the workers end")
 
 
+def is_attached(rank: Rank) -> bool:
+    with contextlib.suppress(coprep.CoprepError):
+        streams = coprep.status()["streams"]
+        return any(rank.job.process.pid in job["pids"] for stream in streams for job in stream["jobs"])
+    return False
+
+
 def lose_connection(gate: Path, kill: Callable[[], None]) -> None:
-    """Kills, so that what a rank lacks is given by another coordinator, or made by other workers."""
+    """Kills, so that ranks lose their ready batches. They come again when one of them asks for its next batch."""
     kill()
     gate.touch()
+    # Ranks look each 0.2 s whether the coordinator is there.
+    time.sleep(0.5)
 
 
 @pytest.fixture
@@ -177,6 +189,7 @@ def test_ranks_leave_one_after_the_other(start: Start, gate: Path) -> None:
         lose_connection(gate, kill_coordinator)
         if last > 1:
             ranks[0].take(1)
+            until(lambda: is_attached(ranks[0]), "it attaches anew, and hears of the departure")
     ranks[0].collect()
     assert_exact(ranks)
 
