@@ -146,10 +146,7 @@ impl ErrorKind {
 
     /// Returns `true` if anybody who tries the same would fail in the same way, so that nobody else needs to try.
     pub(crate) fn is_everybodys(&self) -> bool {
-        matches!(
-            self,
-            ErrorKind::Pipeline(_) | ErrorKind::ForkServerKilled { .. }
-        )
+        matches!(self, ErrorKind::Pipeline(_) | ErrorKind::ForkServerKilled)
     }
 
     /// Returns `true` if a store does not answer, or refuses.
@@ -163,7 +160,7 @@ impl ErrorKind {
             ErrorKind::Pipeline(kind) if kind.is_unavailable() => RefusalKind::Storage,
             ErrorKind::Invalid | ErrorKind::Pipeline(_) => RefusalKind::Invalid,
             ErrorKind::Shortage | ErrorKind::Memory => RefusalKind::Memory,
-            ErrorKind::Code | ErrorKind::Sample(_) | ErrorKind::ForkServerKilled { .. } => {
+            ErrorKind::Code | ErrorKind::Sample(_) | ErrorKind::ForkServerKilled => {
                 RefusalKind::Code
             }
             ErrorKind::Late => RefusalKind::Late,

@@ -3,9 +3,9 @@
 usage: python -m tests.chaos.ends [--ends 1000] [--jobs 4] [--longest-pause 30] [--seed 0]
 
 Every job holds a port, a lock of a file and the end of a pipe, which its fork server and workers inherit. Half of the
-ends are by SIGKILL, the others by closing the loader, or by the end of the program. A third of the jobs run in a control
-group of their own, where the machine has such groups and they may be made. A second after each end nothing of the job
-may be left, and no other job may wait for more than a second beyond the time in which its samples are made.
+ends are by SIGKILL, the others by closing the loader, or by the end of the program. A third of the jobs run in a
+control group of their own, where the machine has such groups and they may be made. A second after each end nothing of
+the job may be left, and no other job may wait for more than a second beyond the time in which its samples are made.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def run_job(out: int, lock: Path, longest_pause: float, seed: int) -> NoReturn:
             if not asked and sorted(seen) != list(range(SAMPLES)):
                 tell(error=f"an epoch of {len(seen)} samples, {len(set(seen))} of them different")
         if asked[0] == "close":
-            batches = None
+            del batches
             loader.close()
         tell(ended=True)
         code = 0

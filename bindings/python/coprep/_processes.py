@@ -90,7 +90,7 @@ def reset_signals() -> Signals:
         the handlers and the mask of before, which workers have, as PyTorch's have.
     """
     signal.set_wakeup_fd(-1)
-    handlers = {}
+    handlers: dict[int, Any] = {}
     for number in signal.valid_signals() - {signal.SIGINT}:
         handler = signal.getsignal(number)
         # A handler of the job would run here, and a program that ignores SIGCHLD cannot wait for its children.

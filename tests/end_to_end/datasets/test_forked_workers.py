@@ -394,10 +394,8 @@ def test_a_job_whose_dataset_has_changed_in_mid_pass_goes_on_by_itself(start: St
     do(other, "take()")
     assert sorted(seen(other)) == list(range(N))
     assert len(coprep.status()["streams"]) == 2
-    for job, warning in (
-        (changed, "UnsharedWarning: the dataset was changed while an epoch was iterated"),
-        (other, ""),
-    ):
+    told = "UnsharedWarning: the dataset was changed while an epoch was iterated"
+    for job, warning in ((changed, told), (other, "")):
         job.run_on()
         code, errors = job.ended()
         assert code == 0 and (warning in errors if warning else errors == "")

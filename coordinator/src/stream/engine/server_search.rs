@@ -23,10 +23,8 @@ impl Engine {
     /// Asks one consumer that waits for a batch, preferably one that was not asked before. Returns `false` if none waits.
     pub(in crate::stream) fn ask_for_server(&mut self) -> bool {
         let can = |c: &&mut Consumer| c.is_in_pass && !c.gives_no_server && c.waits();
-        let found = self
-            .consumers()
-            .filter(|c| can(&c))
-            .min_by_key(|c| c.was_asked_for_server);
+        let able = self.consumers().filter(can);
+        let found = able.min_by_key(|c| c.was_asked_for_server);
         let Some(consumer) = found else {
             return false;
         };
