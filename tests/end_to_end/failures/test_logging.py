@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,22 +48,29 @@ def good(job: Job) -> int:
 
 
 @pytest.fixture(params=["closed pipe", "full disk", "a pipe that nobody reads"])
-def serve(request: pytest.FixtureRequest, socket_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A coordinator whose output cannot be written."""
-    log = request.param
+def output(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A descriptor to which nothing can be written."""
     reader, writer = os.pipe()
-    if log == "a pipe that nobody reads":
+    if request.param == "a pipe that nobody reads":
         os.set_blocking(writer, False)
         try:
             # A full pipe blocks every further write.
             while os.write(writer, bytes(4096)):
                 pass
         except BlockingIOError:
-            # The coordinator gets a blocking pipe, as a shell would give it.
+            # The process gets a blocking pipe, as a shell would give it.
             os.set_blocking(writer, True)
-    output = os.open("/dev/full", os.O_WRONLY) if log == "full disk" else writer
-    if log == "closed pipe":
+    output = os.open("/dev/full", os.O_WRONLY) if request.param == "full disk" else writer
+    if request.param == "closed pipe":
         os.close(reader)
+    yield output
+    for descriptor in {writer, output} | ({reader} if request.param != "closed pipe" else set()):
+        os.close(descriptor)
+
+
+@pytest.fixture
+def serve(output: int, socket_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A coordinator whose output cannot be written."""
     serve = subprocess.Popen(
         ["coprep", "serve", "--idle", "8"], stdout=output, stderr=output, env={**os.environ, "COPREP_LOG": "debug"}
     )
@@ -76,8 +84,6 @@ def serve(request: pytest.FixtureRequest, socket_path: Path) -> Iterator[subproc
     finally:
         serve.kill()
         serve.wait(WAIT)
-        for descriptor in {writer, output} | ({reader} if log != "closed pipe" else set()):
-            os.close(descriptor)
 
 
 def test_a_log_that_cannot_be_written_costs_nobody_anything(
@@ -88,15 +94,23 @@ def test_a_log_that_cannot_be_written_costs_nobody_anything(
 
 
 LOUD = """
-import coprep
+import json, sys, coprep
+from pathlib import Path
 from user_datasets import Loud
 with coprep.DataLoader(Loud(48), 4, framework="numpy", with_index=True, num_workers=2, timeout=60) as train:
-    print([sorted(int(i) for *_, ids in train for i in ids) for epoch in range(2)], coprep.status()["pid"])
+    seen = [sorted(int(i) for *_, ids in train for i in ids) for epoch in range(2)]
+Path(sys.argv[1]).write_text(json.dumps(seen))
 """
 
 
-def test_what_a_dataset_prints_into_such_a_log_costs_no_sample(serve: subprocess.Popen[bytes], start: Start) -> None:
-    assert start(LOUD, PYTHONPATH=HERE).result() == f"{[list(range(48))] * 2} {serve.pid}"
+def test_what_a_dataset_prints_into_such_an_output_costs_no_sample(
+    output: int, tmp_path: Path, socket_path: Path
+) -> None:
+    """The output is that of the job that workers are forked from."""
+    env = {**os.environ, "PYTHONPATH": HERE}
+    command = [sys.executable, "-c", LOUD, str(tmp_path / "seen")]
+    assert subprocess.run(command, stdout=output, stderr=output, env=env, timeout=WAIT).returncode == 0
+    assert json.loads((tmp_path / "seen").read_text()) == [list(range(48))] * 2
 
 
 def test_the_first_line_of_a_coordinator_can_be_looked_at(socket_path: Path, photos: Path, start: Start) -> None:

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +362,20 @@ def test_ranks_go_on_when_the_fork_server_is_killed(start: Start) -> None:
     in_step(*ranks, batches=3)
     os.kill(fork_server(), signal.SIGKILL)
     in_step(*ranks, batches=4)
+    go(*ranks)
+    assert_every_sample_once(ranks)
+
+
+@pytest.mark.parametrize("what", [coordinator_pid, fork_server])
+def test_a_rank_that_computes_does_not_hold_up_one_that_waits(start: Start, what: Callable[[], int]) -> None:
+    """It requests nothing until the other rank has its batch, as in a collective operation of both."""
+    computes, asks = ranks = ranks_in_step(start)
+    in_step(*ranks, batches=3)
+    os.kill(what(), signal.SIGKILL)
+    for rank in (asks, computes):
+        rank.say("on")
+        assert rank.line() == "batch"
+    in_step(*ranks, batches=3)
     go(*ranks)
     assert_every_sample_once(ranks)
 

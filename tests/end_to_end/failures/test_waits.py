@@ -30,7 +30,7 @@ SELECTION = [
     "failures/test_user_bad_days.py::test_a_worker_that_is_killed_while_busy_loses_nothing",
     "failures/test_user_bad_days.py::test_a_sample_that_hangs_is_reported_with_the_time",
     "failures/test_user_bad_days.py::test_stopping_leaves_no_process",
-    "failures/test_user_bad_days.py::test_closing_the_last_loader_ends_its_workers",
+    "failures/test_user_bad_days.py::test_closing_the_last_loader_ends_its_processes",
 ]
 
 
