@@ -122,7 +122,7 @@ pub(crate) fn defect(what: impl Into<String>) -> Error {
 pub(crate) fn fork_server_killed(how: &str, doing: &str) -> Error {
     Error::new(
         ErrorKind::ForkServerKilled,
-        format!("the process that runs the dataset's code {how}, while it was {doing}"),
+        format!("the process that runs the dataset's code {how} before it was able {doing}"),
     )
     .with_remedy(
         "if it was killed for want of memory, give the job or its container more; else its output says what happened",

@@ -13,6 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use coprep_protocol::paths::{self, CoordinatorPaths, open_private};
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use crate::connection::{ConnectOptions, Connection};
@@ -200,9 +201,16 @@ fn run(program: &Path, paths: &CoordinatorPaths, log: &Log, ready: OwnedFd) -> R
     // The process in between ends at once, so this wait is short.
     command
         .spawn()
-        .and_then(|mut child| child.wait())
-        .map(drop)
+        .and_then(|mut child| wait(&mut child))
         .map_err(what)
+}
+
+/// Waits for the end of a child. A program that ignores SIGCHLD has no children to wait for: they are gone when they end.
+fn wait(child: &mut Child) -> std::io::Result<()> {
+    match child.wait() {
+        Err(e) if e.raw_os_error() == Some(Errno::ECHILD as i32) => Ok(()),
+        ended => ended.map(drop),
+    }
 }
 
 /// Finds the `coprep` program: `COPREP_BIN`, the path that the caller named, this very program, or `PATH`.
@@ -256,7 +264,7 @@ pub(crate) fn ask_program(
     if answered.is_err() {
         let _ = child.kill();
     }
-    child.wait().map_err(what)?;
+    wait(&mut child).map_err(what)?;
     answered
 }
 

@@ -16,15 +16,6 @@ MAINS = ("__main__", "__mp_main__")
 """Names of the main script's module: in a process started normally, and in one that ``multiprocessing`` spawned."""
 
 
-def is_found_by_name(obj: Any) -> bool:
-    """Returns whether pickle finds a function or class by its module and name, in another process too."""
-    # A function that remembers the results of a `functools.partial` has no name.
-    name = getattr(obj, "__qualname__", None)
-    if name is None or obj.__module__ in MAINS:
-        return False
-    return member_at(sys.modules.get(obj.__module__), name) is obj
-
-
 @functools.lru_cache(maxsize=256)
 def path_of(cls: type) -> str | None:
     """Returns the path of a class within its module, if it differs from the class's name.

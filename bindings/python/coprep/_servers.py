@@ -13,6 +13,7 @@ import select
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -50,8 +51,8 @@ class JobCode:
         workers: number of worker processes; 0 leaves it to the coordinator.
         sample_timeout: seconds that a worker may take for a sample.
         is_persistent: whether workers stay between the passes of the loader.
-        is_current: returns whether the job may start a fork server for the stream that it is in. It may raise an
-            exception, which the loader raises.
+        is_current: a method that returns whether the job may start a fork server for the stream that it is in. It may
+            raise an exception, which the loader raises. Its object is not kept alive: it holds this one.
     """
 
     def __init__(
@@ -71,13 +72,14 @@ class JobCode:
         self.workers = workers
         self.sample_timeout_ms = int(sample_timeout * 1000)
         self.is_persistent = is_persistent
-        self._is_current = is_current
+        self._is_current = weakref.WeakMethod(is_current)
         self.was_just_compared = True
         """``True`` as long as no user code has run since the dataset was compared with that of the stream."""
 
     def is_current(self) -> bool:
         """Returns whether a fork server that is started now makes the samples of the stream that the job is in."""
-        return self.was_just_compared or self._is_current()
+        is_current = self._is_current()
+        return self.was_just_compared or (is_current is not None and is_current())
 
     def start_server(self, control: int) -> None:
         """Starts a fork server. It gets a copy of the socket ``control``, and does not return there.

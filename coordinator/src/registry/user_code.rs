@@ -127,7 +127,6 @@ impl Registry {
         let is_awaited = || flight.is_awaited();
         let giver = given.giver.clone();
         let opened = Loaded::start(given, code, is_awaited, probing)
-            .and_then(|loaded| check_samples(loaded, user))
             .and_then(|loaded| self.process_pool(request, user, loaded, (slots, seed), flight));
         match opened {
             Err(e) if matches!(e.kind(), ErrorKind::ForkServerKilled) => {
@@ -290,19 +289,6 @@ impl Registry {
             }
         });
     }
-}
-
-/// Fails, and ends the fork server, if its dataset has another length than in the job.
-fn check_samples(loaded: Loaded, user: &UserDataset) -> Result<Loaded> {
-    let there = loaded.samples;
-    let Some(here) = user.samples.filter(|&here| here != there) else {
-        return Ok(loaded);
-    };
-    loaded.discard();
-    Err(code_failed(format!(
-        "the dataset has {here} samples in the job and {there} in its worker"
-    ))
-    .with_remedy("its len() must not change, and must not depend on the process"))
 }
 
 /// Returns the dataset and the code to run, if the job's own code makes the samples in worker processes.
