@@ -67,7 +67,8 @@ class DescriptorNumber(Kind):
 
     def set(self, value: int) -> None:
         global DESCRIPTOR
-        DESCRIPTOR = os.memfd_create("state")
+        # Jobs have the same number, whatever else is open.
+        DESCRIPTOR = os.dup2(os.memfd_create("state"), 300)
         os.write(DESCRIPTOR, str(value).encode())
 
     def __getitem__(self, index: int) -> str:
