@@ -12,6 +12,7 @@ graph with cycles. Libraries count by their version, by what was set in them and
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import enum
 import functools
 import hashlib
@@ -20,6 +21,7 @@ import mmap
 import os
 import pickle
 import sys
+import threading
 import types
 import weakref
 from collections import deque
@@ -43,7 +45,7 @@ from coprep._private import Private, path_to, reason_of, token_of, tokens_within
 from coprep._reducing import is_dispatcher
 from coprep._snapshot import Snapshot
 from coprep._surroundings import Surroundings
-from coprep._switches import switches
+from coprep._switches import switches, switches_of
 
 Handler = Callable[[Any], bytes | None]
 
@@ -338,7 +340,7 @@ class _Walk:
 
     def rest(self) -> Iterator[tuple[str, bytes]]:
         """Yields the parts of all that the values led to."""
-        switched = [(name, self.named(name, value)) for name, value in switches()]
+        switched = {name: self.named(name, value) for name, value in switches()}
         replaced: dict[str, bytes] = {}
         is_complete = False
         self._take_closure()
@@ -348,6 +350,9 @@ class _Walk:
             for name, value in patches([*self._modules, "builtins"]).items():
                 if name not in replaced:
                     replaced[name] = self.named(f"replaced {name}", value)
+            for name, value in switches_of(self._modules):
+                if name not in switched:
+                    switched[name] = self.named(name, value)
             files = self._files_of_imports()
             is_complete = not self._todo and len(self._modules) == known
         yield from sorted(_global_parts(self._data))
@@ -358,7 +363,7 @@ class _Walk:
         yield from ((f"replaced {name}", digest) for name, digest in sorted(replaced.items()))
         for name, value in self._surroundings.found():
             yield name, _hash(value.encode("utf-8", "surrogateescape"))
-        yield from switched
+        yield from switched.items()
 
     def _take_closure(self) -> None:
         """Takes the digests of the code that the reached code leads to by names alone, if they are known already."""
@@ -519,6 +524,8 @@ class _Walk:
         yield functools.cached_property, lambda obj: b"p" + self.plain((type(obj), obj.func, obj.attrname))
         yield (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO), self._file
         yield mmap.mmap, self._mmap
+        yield contextvars.ContextVar, lambda obj: b"x" + self.plain((obj.name, _value_in_context(obj)))
+        yield threading.local, lambda obj: b"l" + self.plain((type(obj), vars(obj)))
         torch: Any = sys.modules.get("torch")
         if hasattr(torch, "Tensor"):
             yield torch.Tensor, self._tensor
@@ -865,6 +872,13 @@ def _is_fixed(value: Any) -> bool:
     if type(value) in (tuple, frozenset):
         return all(map(_is_fixed, value))
     return type(value) in _CONSTANT or isinstance(value, _FIXED)
+
+
+def _value_in_context(variable: contextvars.ContextVar[Any]) -> Any:
+    try:
+        return variable.get()
+    except LookupError:
+        return LookupError
 
 
 def _first(item: tuple[str, Any]) -> str:

@@ -92,7 +92,7 @@ class _Scan:
     def _own(self, members: dict[str, Any]) -> Iterator[str]:
         """Yields the names of the members that are code of the user's."""
         for name, value in members.items():
-            is_code = type(value) in _CODE or issubclass(type(value), type)
+            is_code = type(value) in _CODE or issubclass(type(value), type) or _is_accessor(value)
             if is_code and name not in _HOOKS and any(self._is_own(code, name, members) for code in _codes_of(value)):
                 yield name
 
@@ -112,6 +112,11 @@ def _is_heap_class(value: Any) -> bool:
     return issubclass(type(value), type) and bool(value.__flags__ & _HEAP_TYPE)
 
 
+def _is_accessor(value: Any) -> bool:
+    """Returns whether a member makes a value of code that it holds, as `functools.cached_property` does."""
+    return hasattr(type(value), "__get__") and hasattr(value, "__dict__")
+
+
 def _top(cls: type) -> str:
     return cls.__module__.partition(".")[0] if isinstance(cls.__module__, str) else ""
 
@@ -124,5 +129,7 @@ def _codes_of(value: Any) -> Iterator[Any]:
         yield from (value.fget, value.fset)
     elif kind is functools._lru_cache_wrapper:
         yield value.__wrapped__
+    elif kind not in _CODE and not issubclass(kind, type):
+        yield from vars(value).values()
     else:
         yield value

@@ -7,13 +7,18 @@ library. Nothing is imported here. Each switch takes some microseconds.
 from __future__ import annotations
 
 import contextlib
+import functools
 import locale
+import os
 import resource
 import sys
+import sysconfig
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+from coprep._modules import is_users
 
 Switch = tuple[str, Any]
 """The name of a switch, and its value."""
@@ -23,8 +28,17 @@ Found = Iterator[tuple[str, Any, Any]]
 
 def switches() -> list[Switch]:
     """Returns all switches that have another value than the library gives them."""
+    return _changed(_LIBRARIES)
+
+
+def switches_of(names: Iterable[str]) -> list[Switch]:
+    """Returns those that count only where code names their module, since programs set them for other ends too."""
+    return _changed({name: _NAMED[name] for name in names if name in _NAMED})
+
+
+def _changed(libraries: Mapping[str, Callable[[Any], Found]]) -> list[Switch]:
     found = []
-    for library, values in _LIBRARIES.items():
+    for library, values in libraries.items():
         module = sys.modules.get(library)
         if module is None:
             continue
@@ -34,6 +48,16 @@ def switches() -> list[Switch]:
                 if value != default:
                     found.append((f"switch {name}", value))
     return found
+
+
+def _own(registry: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    """Returns the entries of a registry in which there is code of the user's."""
+    found = [(key, value) for key, value in registry.items() if _has_own(key) or _has_own(value)]
+    return sorted(found, key=lambda entry: str(entry[0]))
+
+
+def _has_own(value: Any) -> bool:
+    return any(map(_has_own, value)) if type(value) is tuple else is_users(getattr(value, "__module__", None))
 
 
 def _python(_: Any) -> Found:
@@ -47,6 +71,8 @@ def _python(_: Any) -> Found:
     ]
     yield "warnings", raising, []
     yield "umask", _umask(), 0o022
+    yield "sys.meta_path", list(filter(_has_own, sys.meta_path)), []
+    yield "sys.path_hooks", list(filter(_has_own, sys.path_hooks)), []
     # These two depend on the machine, and have no value that all programs begin with.
     yield "RLIMIT_NOFILE", resource.getrlimit(resource.RLIMIT_NOFILE)[0], None
     yield "time zone", (time.tzname, time.timezone, time.altzone), None
@@ -69,6 +95,94 @@ def _locale(module: Any) -> Found:
 
 def _csv(module: Any) -> Found:
     yield "csv.field_size_limit", module.field_size_limit(), 131_072
+    own = [name for name in module.list_dialects() if name not in ("excel", "excel-tab", "unix")]
+    yield "csv.dialects", [(name, _dialect(module.get_dialect(name))) for name in sorted(own)], []
+
+
+def _dialect(dialect: Any) -> list[Any]:
+    return [getattr(dialect, name) for name in dir(dialect) if not name.startswith("_")]
+
+
+def _copyreg(module: Any) -> Found:
+    yield "copyreg.dispatch_table", _own(module.dispatch_table), []
+    yield "copyreg.extensions", sorted(module._extension_registry.items()), []
+
+
+def _mimetypes(module: Any) -> Found:
+    if module._db is not None:
+        pairs = zip(_types(module._db), _of_system(module), strict=True)
+        yield "mimetypes.types", [sorted(a.items() ^ b.items()) for a, b in pairs if a != b], []
+
+
+def _types(types: Any) -> list[dict[str, str]]:
+    return [*types.types_map, types.encodings_map, types.suffix_map]
+
+
+@functools.cache
+def _of_system(module: Any) -> list[dict[str, Any]]:
+    """Returns the types of files that `mimetypes` knows before a program adds any."""
+    types = module.MimeTypes()
+    for file in filter(os.path.isfile, module.knownfiles):
+        types.read(file)
+    return _types(types)
+
+
+_NAMESPACES = {
+    "http://www.w3.org/XML/1998/namespace": "xml",
+    "http://www.w3.org/1999/xhtml": "html",
+    "http://www.w3.org/1999/02/22-rdf-syntax-ns#": "rdf",
+    "http://schemas.xmlsoap.org/wsdl/": "wsdl",
+    "http://www.w3.org/2001/XMLSchema": "xs",
+    "http://www.w3.org/2001/XMLSchema-instance": "xsi",
+    "http://purl.org/dc/elements/1.1/": "dc",
+}
+"""Prefixes that `xml.etree` has itself."""
+
+
+def _xml(module: Any) -> Found:
+    own = [(url, prefix) for url, prefix in module._namespace_map.items() if _NAMESPACES.get(url) != prefix]
+    yield "xml.namespaces", sorted(own), []
+
+
+def _calendar(module: Any) -> Found:
+    yield "calendar.firstweekday", module.firstweekday(), 0
+
+
+def _http(module: Any) -> Found:
+    yield "http.limits", (module._MAXHEADERS, module._MAXLINE), (100, 65536)
+
+
+_HANDLERS = frozenset(
+    f"{name}Handler" for name in ("Unknown", "HTTP", "HTTPDefaultError", "HTTPRedirect", "FTP", "File", "Data", "HTTPS")
+) | {"HTTPErrorProcessor", "ProxyHandler"}
+"""Handlers that `urllib` installs at the first use."""
+
+
+def _urllib(module: Any) -> Found:
+    opener = module._opener
+    if opener is not None:
+        own = [handler for handler in opener.handlers if type(handler).__name__ not in _HANDLERS]
+        yield "urllib.handlers", [(type(handler), _state(handler)) for handler in own], []
+        yield "urllib.headers", opener.addheaders, [("User-agent", f"Python-urllib/{module.__version__}")]
+
+
+def _state(handler: Any) -> dict[str, Any]:
+    # The parent is the opener, which has all handlers.
+    return {name: value for name, value in vars(handler).items() if name != "parent"}
+
+
+def _shutil(module: Any) -> Found:
+    yield "shutil.archive_formats", _own(module._ARCHIVE_FORMATS), []
+    yield "shutil.unpack_formats", _own(module._UNPACK_FORMATS), []
+
+
+def _sqlite(module: Any) -> Found:
+    yield "sqlite3.converters", _own(module.converters), []
+    yield "sqlite3.adapters", _own(module.adapters), []
+
+
+def _zoneinfo(module: Any) -> Found:
+    yield "zoneinfo.TZPATH", module.TZPATH, tuple(filter(None, sysconfig.get_config_var("TZPATH").split(os.pathsep)))
 
 
 def _decimal(module: Any) -> Found:
@@ -90,13 +204,14 @@ def _ssl(module: Any) -> Found:
 def _pillow(module: Any) -> Found:
     yield "PIL.MAX_IMAGE_PIXELS", module.MAX_IMAGE_PIXELS, int(1024 * 1024 * 1024 // 4 // 3)
     # Pillow registers its own formats when it first needs them.
-    openers = [(name, module.OPEN[name]) for name in module.ID if not _is_pillows(module.OPEN[name][0])]
+    openers = [(name, module.OPEN[name]) for name in module.ID if not _is_of(module.OPEN[name][0], "PIL.")]
     yield "PIL.openers", openers, []
-    yield "PIL.extensions", sorted(kind for kind in module.EXTENSION.items() if kind[1] in dict(openers)), []
+    pillows = {name for name, code in module.SAVE.items() if _is_of(code, "PIL.")} | {*module.ID} - {*dict(openers)}
+    yield "PIL.extensions", sorted(kind for kind in module.EXTENSION.items() if kind[1] not in pillows), []
 
 
-def _is_pillows(code: Any) -> bool:
-    return str(getattr(code, "__module__", "")).startswith("PIL.")
+def _is_of(code: Any, library: str) -> bool:
+    return str(getattr(code, "__module__", "")).startswith(library)
 
 
 def _pillow_files(module: Any) -> Found:
@@ -123,9 +238,18 @@ def _torch(module: Any) -> Found:
     yield "torch.deterministic", module.get_deterministic_debug_mode(), 0
     yield "torch.grad_enabled", module.is_grad_enabled(), True
     yield "torch.float32_matmul_precision", module.get_float32_matmul_precision(), "highest"
+    yield "torch.inference_mode", module.is_inference_mode_enabled(), False
     yield "torch.autocast", module._C._is_any_autocast_enabled(), False
     options = module._tensor_str.PRINT_OPTS
     yield "torch.printoptions", (options.precision, options.threshold, options.edgeitems), (4, 1000, 3)
+    if hasattr(module.serialization, "get_safe_globals"):
+        safe = [code for code in module.serialization.get_safe_globals() if not _is_of(code, "torch")]
+        yield "torch.safe_globals", sorted(safe, key=str), []
+
+
+def _cudnn(module: Any) -> Found:
+    value = module.enabled, module.benchmark, module.deterministic, module.allow_tf32
+    yield "torch.cudnn", value, (True, False, False, True)
 
 
 def _torchvision(module: Any) -> Found:
@@ -162,11 +286,51 @@ def _datasets(module: Any) -> Found:
     yield "datasets.caching", module._CACHING_ENABLED, True
 
 
+def _gc(module: Any) -> Found:
+    yield "gc.threshold", module.get_threshold(), None
+
+
+def _streams(module: Any) -> Found:
+    # A daemon has no streams, and a program's own may have no encoding.
+    for name in ("stdout", "stderr"):
+        encoding = getattr(getattr(module, name), "encoding", None) or "utf-8"
+        yield f"sys.{name}.encoding", encoding.lower(), "utf-8"
+
+
+def _signal(module: Any) -> Found:
+    handlers = [(number, module.getsignal(number)) for number in range(1, module.NSIG)]
+    yield "signal.handlers", [(int(number), handler) for number, handler in handlers if _has_own(handler)], []
+    yield "signal.SIGPIPE", module.getsignal(module.SIGPIPE) == module.SIG_IGN, True
+    yield "signal.mask", sorted(map(int, module.pthread_sigmask(module.SIG_BLOCK, ()))), []
+
+
+def _threading(module: Any) -> Found:
+    # Asking for the size sets it to the default.
+    size = module.stack_size()
+    module.stack_size(size)
+    yield "threading.stack_size", size, 0
+
+
+def _tempfile(module: Any) -> Found:
+    # Its first use sets it to one of these.
+    own = module.tempdir is not None and module.tempdir not in module._candidate_tempdir_list()
+    yield "tempfile.tempdir", module.tempdir if own else None, None
+
+
 _LIBRARIES: dict[str, Callable[[Any], Found]] = {
     "sys": _python,
     "_locale": _locale,
     "_csv": _csv,
     "decimal": _decimal,
+    "copyreg": _copyreg,
+    "mimetypes": _mimetypes,
+    "xml.etree.ElementTree": _xml,
+    "calendar": _calendar,
+    "http.client": _http,
+    "urllib.request": _urllib,
+    "shutil": _shutil,
+    "sqlite3": _sqlite,
+    "zoneinfo": _zoneinfo,
     "socket": _socket,
     "ssl": _ssl,
     "PIL.Image": _pillow,
@@ -181,3 +345,13 @@ _LIBRARIES: dict[str, Callable[[Any], Found]] = {
     "cv2": _cv2,
     "datasets.fingerprint": _datasets,
 }
+"""Functions that find the switches of a module."""
+_NAMED: dict[str, Callable[[Any], Found]] = {
+    "sys": _streams,
+    "gc": _gc,
+    "signal": _signal,
+    "threading": _threading,
+    "tempfile": _tempfile,
+    "torch.backends.cudnn": _cudnn,
+}
+"""The same of modules that count only where code names them."""

@@ -286,6 +286,8 @@ class MethodOfInstance(Kind):
 class CachedMethod(Kind):
     """an lru_cache of a method that has kept what was set before"""
 
+    unseen = "the entries of an lru_cache cannot be listed"
+
     def __init__(self) -> None:
         self.size = 0
 

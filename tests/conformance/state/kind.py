@@ -18,7 +18,7 @@ class Kind:
 
     A derived class has in its docstring what the program does, in :meth:`set` how it does it, and in ``__getitem__``
     what shows it. A job makes one instance, and a loader of :meth:`dataset`; it calls :meth:`set` before or after it
-    makes the loader.
+    makes the loader. It takes :meth:`set` away from the class, since programs set their state by other code.
     """
 
     values: ClassVar[tuple[Any, Any]] = (3, 5)
@@ -28,6 +28,8 @@ class Kind:
     either, since the state acts where a loader is free to collate batches."""
     shares: ClassVar[bool] = True
     """Whether jobs that agree in the state must share. Content that cannot be compared may keep a job by itself."""
+    unseen: ClassVar[str] = ""
+    """Why jobs that differ in the state share nevertheless, where it cannot be seen from outside."""
     alone: ClassVar[bool] = False
     """Whether a job by spawn or forkserver shows this kind only: its dataset cannot be pickled or loaded, or its state
     changes what the job does with other kinds."""

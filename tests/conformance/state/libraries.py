@@ -160,7 +160,8 @@ class NumpyPrinting(Kind):
 class NumpyPrintingUnused(Kind):
     """np.set_printoptions, where nothing is printed"""
 
-    counts = False
+    # It cannot be told whether the code of libraries makes text of arrays.
+    counts = None
 
     def set(self, value: int) -> None:
         np.set_printoptions(precision=value)
@@ -302,6 +303,8 @@ class JsonEncoder(Kind):
 class Codec(Kind):
     """codecs.register"""
 
+    unseen = "there is no list of registered codecs"
+
     def set(self, value: int) -> None:
         def encode(text: str, errors: str = "strict") -> tuple[bytes, int]:
             return str(value).encode(), len(text)
@@ -317,6 +320,8 @@ class Codec(Kind):
 
 class CodecError(Kind):
     """codecs.register_error"""
+
+    unseen = "there is no list of registered error handlers"
 
     def set(self, value: int) -> None:
         codecs.register_error("state", lambda error: (str(value), error.end))  # type: ignore[attr-defined]

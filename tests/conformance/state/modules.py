@@ -517,6 +517,8 @@ class PartialGlobal(Kind):
 class CacheOfOldValue(Kind):
     """an lru_cache that has kept what was set before"""
 
+    unseen = "the entries of an lru_cache cannot be listed"
+
     def set(self, value: int) -> None:
         config.SIZE = value
         helpers.cached_size()

@@ -224,6 +224,8 @@ class SafeGlobals(Kind):
 class CollateTable(Kind):
     """default_collate_fn_map[T] = f"""
 
+    # Batches are collated in other processes, and only of types that all of them know.
+    refused = frozenset(("fork", "spawn", "forkserver"))
     counts = None
 
     def set(self, value: int) -> None:

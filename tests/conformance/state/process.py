@@ -280,7 +280,10 @@ class ThreadStack(Kind):
         threading.stack_size(value)
 
     def __getitem__(self, index: int) -> int:
-        return threading.stack_size()
+        # Asking for the size sets it to the default.
+        size = threading.stack_size()
+        threading.stack_size(size)
+        return size
 
 
 SIZE = contextvars.ContextVar("SIZE", default=0)
@@ -358,6 +361,8 @@ FORKED = [0]
 
 class ForkHandler(Kind):
     """os.register_at_fork, whose function sets a global variable"""
+
+    unseen = "there is no list of the functions that run in a fork"
 
     def set(self, value: int) -> None:
         def after_in_child() -> None:
