@@ -30,6 +30,8 @@ class Kind:
     """Whether jobs that agree in the state must share. Content that cannot be compared may keep a job by itself."""
     unseen: ClassVar[str] = ""
     """Why jobs that differ in the state share nevertheless, where it cannot be seen from outside."""
+    part_of: ClassVar[str] = ""
+    """What counts whole, so that jobs part although their samples do not depend on the state."""
     alone: ClassVar[bool] = False
     """Whether a job by spawn or forkserver shows this kind only: its dataset cannot be pickled or loaded, or its state
     changes what the job does with other kinds."""

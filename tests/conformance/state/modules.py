@@ -140,6 +140,7 @@ class ConfigNode(Kind):
 class ConfigNodeUnused(Kind):
     """cfg.merge_from_list(["solver.learning_rate", n])"""
 
+    part_of = "a configuration"
     counts = False
 
     def set(self, value: int) -> None:
@@ -164,6 +165,7 @@ class ParsedArguments(Kind):
 class ParsedArgumentsUnused(Kind):
     """args.learning_rate, args.seed and args.output, which samples do not read"""
 
+    part_of = "a namespace"
     counts = False
 
     def set(self, value: int) -> None:
@@ -189,6 +191,7 @@ class NestedDict(Kind):
 class NestedDictUnused(Kind):
     """CONFIG["learning_rate"] = n, which samples do not read"""
 
+    part_of = "a dict"
     counts = False
 
     def set(self, value: int) -> None:
@@ -270,6 +273,7 @@ class Sized(Kind):
 class ClassAttributeUnused(Kind):
     """Dataset.RUN = n, which samples do not read"""
 
+    part_of = "a class"
     counts = False
     RUN = 0
 
@@ -306,6 +310,7 @@ class MethodPatched(Kind):
 class MethodUnused(Kind):
     """Reader.unused = f, which samples do not call"""
 
+    part_of = "a class"
     counts = False
 
     def set(self, value: int) -> None:
@@ -402,6 +407,7 @@ class ClassOfObjectReplaced(Kind):
 class AbstractRegistered(Kind):
     """Shape.register(Circle)"""
 
+    unseen = "the registry of an abstract class is not looked at"
     values = (helpers.Circle, helpers.Square)
 
     def set(self, value: type) -> None:
@@ -706,6 +712,8 @@ class ModuleByPath(Kind):
 
 class ModuleReplaced(Kind):
     """sys.modules["a.b"] = m, where samples import it"""
+
+    unseen = "the name of the module is computed"
 
     def set(self, value: int) -> None:
         sys.modules["state.program.numbers"] = loaded(value)
@@ -1066,6 +1074,7 @@ class NamespaceHandedOn(Kind):
 class NamespaceHandedOnUnused(Kind):
     """the name of the run, in a configuration that a helper gets whole and reads a part of"""
 
+    part_of = "a namespace"
     counts = False
 
     def set(self, value: int) -> None:
@@ -1096,6 +1105,7 @@ BAR = ProgressBar()
 class ProgressBarUnused(Kind):
     """a progress bar as a global variable, which samples do not use"""
 
+    part_of = "a module"
     counts = False
 
     def set(self, value: int) -> None:
