@@ -40,7 +40,10 @@ def arguments() -> argparse.Namespace:
 
 def make_loader(args: argparse.Namespace, split: str, *operators: nn.Module) -> DataLoader:
     dataset = ImageFolder(args.data / split, transforms.Compose([*operators, transforms.ToTensor()]))
-    return DataLoader(dataset, args.batch_size, shuffle=split == "train", num_workers=args.workers)
+    # In a spawned process workers are spawned too, and import PyTorch anew, unless the loader says otherwise.
+    return DataLoader(
+        dataset, args.batch_size, shuffle=split == "train", num_workers=args.workers, multiprocessing_context="fork"
+    )
 
 
 def objective(trial: optuna.Trial, args: argparse.Namespace) -> float:

@@ -11,7 +11,6 @@ import gc
 import os
 import select
 import socket
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -117,7 +116,8 @@ def reap() -> None:
             if os.waitpid(pid, os.WNOHANG) == (0, 0):
                 continue
         owner = _children.pop(pid, None)
-        if isinstance(owner, subprocess.Popen):
+        if hasattr(owner, "returncode"):
+            # It would otherwise wait for the process again.
             owner.returncode = 0
 
 
@@ -182,6 +182,8 @@ def _serve_spawned(control: socket.socket, pickled: Any, samples: int, collects:
 
 def _start_interpreter(program: Program, control: int, *, spawn: bool) -> tuple[int, Any]:
     """Starts a new interpreter that calls the factory of a dataset."""
+    import subprocess
+
     if not sys.executable:
         raise RuntimeError("this Python does not say which program it is (sys.executable is empty): use num_workers=0")
     packed = pack(program)
