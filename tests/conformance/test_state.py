@@ -20,7 +20,8 @@ def each_but(*fields: str) -> pytest.MarkDecorator:
     found = []
     for name, kind in KINDS.items():
         reason = next((text for field in fields if (text := getattr(kind, field))), None)
-        marks = () if reason is None else pytest.mark.xfail(strict=True, reason=reason)
+        # What is not seen may be noticed by chance: another kind in the same process has workers made anew.
+        marks = () if reason is None else pytest.mark.xfail(strict=not kind.unseen, reason=reason)
         found.append(pytest.param(name, marks=marks))
     return pytest.mark.parametrize("name", found)
 

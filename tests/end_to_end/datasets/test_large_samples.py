@@ -174,12 +174,12 @@ def test_a_batch_that_is_held_for_long_stays_as_it_is() -> None:
 
 
 def kill_fork_server() -> Callable[[], bool]:
-    """Kills the fork server, which ends all its workers. The stream is given up once a sample is to be made."""
+    """Kills the fork server, which ends all its workers. The job starts another one when it waits for a batch."""
     workers = stream()["worker_pids"]
     (pid,) = {int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1]) for worker in workers}
     os.kill(pid, signal.SIGKILL)
     until(lambda: all(map(gone, [pid, *workers])), "workers end with it")
-    return lambda: not coprep.status()["streams"]
+    return lambda: stream()["worker_pids"] == []
 
 
 def stop_coordinator() -> Callable[[], bool]:
@@ -189,7 +189,7 @@ def stop_coordinator() -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("end", [kill_fork_server, stop_coordinator])
-def test_what_lies_ready_when_a_stream_is_given_up_is_whole(end: Callable[[], Callable[[], bool]]) -> None:
+def test_what_lies_ready_when_its_maker_ends_is_whole(end: Callable[[], Callable[[], bool]]) -> None:
     # The dataset is larger than all that can lie ready, so that some samples are still to be made.
     size = 4 * N
     large = dict.fromkeys(range(0, size, 4), 300_000)
@@ -197,10 +197,10 @@ def test_what_lies_ready_when_a_stream_is_given_up_is_whole(end: Callable[[], Ca
         batches = iter(loader)
         held = next(batches)
         until(lambda: stream()["jobs"][0]["held"] >= 6, "some batches lie ready")
-        is_given_up = end()
+        has_ended = end()
         # The job takes one more batch and releases it, so that another one is to be made.
         ids = check(held, large) + check(next(batches), large)
-        until(is_given_up, "the stream is given up")
+        until(has_ended, "the stream is given up, or has no workers")
         ids += [i for batch in batches for i in check(batch, large)]
         assert ids == list(range(size))
         assert check(held, large) == ids[:4]
@@ -328,7 +328,7 @@ def test_a_small_dev_shm_is_enough_for_large_samples(socket_path: Path) -> None:
 
 
 def test_no_core_dump_of_a_worker_looks_for_memory_that_is_not_there() -> None:
-    with uneven(ud.Uneven(N, LATE)) as loader:
+    with uneven(ud.Uneven(N, LATE), persistent_workers=True) as loader:
         assert epoch(loader, LATE) == list(range(N))
         (pid, *_) = stream()["worker_pids"]
         maps = Path(f"/proc/{pid}/smaps").read_text()
