@@ -463,6 +463,9 @@ OTHERS: dict[str, dict[str, Any]] = {
 """Options in which a loader differs from the base, by the names that the page has for the differences."""
 WRITTEN = {"global NAME", "code MODULE", "package NAME", "interpreter", "working directory", "labels", "folder"} | {
     "operators",
+    "globals of MODULE",
+    "replaced NAME",
+    "switch NAME",
     "path of sample 0",
     "the sampler's weights or number of draws",
     "the cohort",
