@@ -215,7 +215,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Known(NamedTuple):
-    """What is remembered of a code object."""
+    """The digest of a code object and the names that it reads."""
 
     reference: weakref.ref[types.CodeType]
     digest: bytes
@@ -267,7 +267,7 @@ class _Closure(NamedTuple):
     snapshot: Snapshot
     pieces: dict[tuple[str, str], Any]
     changing: list[tuple[str, str]]
-    """Those of the pieces that hold data, and have no digest here."""
+    """The pieces that hold data. They are hashed anew each time, so `code` has no digest of them."""
     globals: dict[tuple[str, str], dict[str, Any]]
     """The variables that the code reads, with the dict that each is in."""
     code: dict[str, list[bytes]]

@@ -32,7 +32,7 @@ class Snapshot:
 
     def add_scope(self, members: Mapping[str, Any]) -> None:
         """Adds the global variables of a function."""
-        # What `vars` returns for a class is made for each call, so it is its holder that is known by its id.
+        # `vars` returns a new proxy of a class at each call, so `add_members` notes the id of the class instead.
         if type(members) is dict:
             if id(members) in self._seen:
                 return

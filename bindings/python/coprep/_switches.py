@@ -1,4 +1,4 @@
-"""What a program has set in Python and in its libraries, beside their versions.
+"""Settings of Python and its libraries that a program has changed.
 
 A library's own value does not count, so that a program that has set nothing is equal to one that has not imported the
 library. Nothing is imported here. Each switch takes some microseconds.

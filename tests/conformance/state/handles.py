@@ -1,4 +1,4 @@
-"""What a process holds for others: open files, connections, shared memory, locks and temporary folders."""
+"""Kinds of state that a process holds for others: open files, connections, shared memory, locks, temporary files."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ class Kind:
     values: ClassVar[tuple[Any, Any]] = (3, 5)
     """Two values of the state. Neither is the default, as far as there is another."""
     counts: ClassVar[bool | None] = True
-    """Whether samples are made with the state, so that jobs that differ in it may not share. ``None``: jobs may do
-    either, since the state acts where a loader is free to collate batches."""
+    """The state is in the samples, so jobs that differ in it may not share. With ``None`` jobs may do either, since a
+    loader is free to choose where it collates batches."""
     shares: ClassVar[bool] = True
-    """Whether jobs that agree in the state must share. Content that cannot be compared may keep a job by itself."""
+    """Jobs that agree in the state must share. A kind with content that cannot be compared sets it to ``False``."""
     unseen: ClassVar[str] = ""
     """Why jobs that differ in the state share nevertheless, where it cannot be seen from outside."""
     part_of: ClassVar[str] = ""
