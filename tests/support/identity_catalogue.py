@@ -34,6 +34,7 @@ DIFFER = {
     "torch Generator": "a generator of the dataset's own counts with its state",
     "BatchNorm in training": "its running mean is a part of the model",
     "list made of a set": "its order is what the program sees",
+    "thread local": "a forked worker has the attributes of the thread that forked it",
 }
 """Objects that rightly count as others, once they were used or in another process, with the reason."""
 

@@ -36,14 +36,15 @@ import numpy.typing as npt
 from coprep._attributes import Named, attributes_of
 from coprep._bytecode import Path, Uses, uses_of
 from coprep._caches import HOOK, identified, reducer_of
+from coprep._content import array_digest, tensor_digest
 from coprep._memory import Mappings, address_of
 from coprep._modules import digest_of as _hash
 from coprep._modules import full_name, is_users, parts_of, sources_of
 from coprep._names import MAINS, member_at
-from coprep._patches import patches
+from coprep._patches import HEAP_TYPE, patches
 from coprep._private import Private, path_to, reason_of, token_of, tokens_within
 from coprep._reducing import is_dispatcher
-from coprep._snapshot import Snapshot
+from coprep._snapshot import Snapshot, contents_of
 from coprep._surroundings import Surroundings
 from coprep._switches import switches, switches_of
 
@@ -61,7 +62,6 @@ STREAM = 2 << 30
 """Bytes of a pickle without memo above which shared objects are assumed to be repeated too often."""
 
 _SHARED = "memory that processes share: a write of one job would reach the samples of others"
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 # The interpreter, pickle and libraries add these attributes to a class. They hold line numbers, caches and hints, which
 # change no sample.
 _NOT_CODE = {
@@ -592,7 +592,7 @@ class _Walk:
                     self._path(text)
             file = mapping and mapping.file_at(address_of(array))
             about = repr((array.dtype, array.dtype.str, array.shape, array.strides)).encode()
-            digest = self._remember(array, b"a" + (_hash(file, about) if file else _content(array)))
+            digest = self._remember(array, b"a" + (_hash(file, about) if file else array_digest(array)))
         return digest
 
     def _mmap(self, mapped: mmap.mmap) -> bytes:
@@ -604,7 +604,7 @@ class _Walk:
         if mapping is not None and mapping.is_shared:
             return self.private(mapped, _SHARED)
         file = mapping and mapping.file_at(address_of(array))
-        return b"M" + _hash(file or _content(array), b"%d" % len(mapped))
+        return b"M" + _hash(file or array_digest(array), b"%d" % len(mapped))
 
     def _file(self, file: Any) -> bytes:
         """Returns the digest of an open file: its name, mode and position."""
@@ -633,7 +633,7 @@ class _Walk:
         if digest is None:
             about = repr((str(tensor.dtype), tuple(tensor.shape), str(tensor.layout), tensor.device.type))
             about += repr((tensor.requires_grad, tensor.is_quantized))
-            digest = self._remember(tensor, _hash(about.encode(), _tensor_content(tensor)))
+            digest = self._remember(tensor, _hash(about.encode(), tensor_digest(tensor)))
         # Subclasses must differ from their base, and may have attributes.
         return b"t" + _hash(digest, self.plain((type(tensor), tensor.__dict__)))
 
@@ -668,7 +668,7 @@ class _Walk:
         # A function that remembers the results of a `functools.partial` has no name.
         module: Any = getattr(code, "__module__", None)
         name: Any = getattr(code, "__qualname__", None)
-        if isinstance(code, type) and not code.__flags__ & _HEAP_TYPE:
+        if isinstance(code, type) and not code.__flags__ & HEAP_TYPE:
             pass  # Some built-in types, such as that of None, are not an attribute of their module.
         elif not isinstance(name, str) or member_at(sys.modules.get(module), name) is not code:
             return self._number(code)
@@ -739,7 +739,7 @@ class _Walk:
             self._snapshot.add_function(function)
             self._snapshot.add_scope(scope)
         if any(state):
-            cells = list(map(_cell, function.__closure__ or ()))
+            cells = list(map(contents_of, function.__closure__ or ()))
             held = [function.__defaults__ or (), *(function.__kwdefaults__ or {}).values(), *vars(function).values()]
             self._is_fixed = self._is_fixed and all(map(_is_fixed, held + cells))
             rest = self.plain((code, function.__defaults__, function.__kwdefaults__, vars(function), cells))
@@ -902,42 +902,3 @@ def _global_parts(data: dict[tuple[str, str], bytes]) -> Iterator[tuple[str, byt
     for (module, name), digest in sorted(data.items()):
         by_module.setdefault(module, []).append(_hash(name.encode(), digest))
     yield from ((f"globals of {module}", _hash(*digests)) for module, digests in by_module.items())
-
-
-def _content(array: npt.NDArray[Any]) -> bytes:
-    """Returns the digest of an array without objects."""
-    about = repr((array.dtype, array.dtype.str, array.shape)).encode()
-    if array.dtype.names is not None:  # There may be undefined bytes between fields.
-        return _hash(about, *(_content(array[name]) for name in array.dtype.names))
-    result = hashlib.blake2b(about, digest_size=16)
-    if array.nbytes == 0:
-        return result.digest()
-    if array.flags.c_contiguous:
-        result.update(array.view(np.ndarray).reshape(-1).view(np.uint8).data)
-    else:
-        blocks = np.nditer(array, flags=["external_loop", "buffered"], order="C", buffersize=1 << 18)
-        for block in blocks:
-            result.update(np.ascontiguousarray(block).view(np.uint8).data)
-    return result.digest()
-
-
-def _tensor_content(tensor: Any) -> bytes:
-    torch = sys.modules["torch"]
-    tensor = tensor.detach()
-    if type(tensor) is not torch.Tensor:
-        tensor = tensor.as_subclass(torch.Tensor)
-    if tensor.device.type == "meta":
-        return b""
-    if tensor.is_quantized:
-        return _hash(_tensor_content(tensor.dequantize()), _tensor_content(tensor.int_repr()))
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    data = tensor.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return _content(data.view(torch.uint8).numpy()) if data.numel() else b""
-
-
-def _cell(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # The cell is still empty.
-        return types.CellType

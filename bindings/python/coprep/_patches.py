@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from coprep._modules import is_users
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+"""The flag of a class that was made at runtime, and so is not built in."""
 _HOOKS = frozenset(("excepthook", "displayhook", "unraisablehook", "breakpointhook"))
 """Members that are there to be replaced, and change no sample."""
 
@@ -109,7 +110,7 @@ class _Scan:
 
 def _is_heap_class(value: Any) -> bool:
     # Other classes cannot be changed. The type is compared, because some objects answer `isinstance` with a warning.
-    return issubclass(type(value), type) and bool(value.__flags__ & _HEAP_TYPE)
+    return issubclass(type(value), type) and bool(value.__flags__ & HEAP_TYPE)
 
 
 def _is_accessor(value: Any) -> bool:

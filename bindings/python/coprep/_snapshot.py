@@ -45,7 +45,7 @@ class Snapshot:
         """Adds the state of a function."""
         self._functions.append(function)
         self._states += _state(function)
-        self._cells += [(cell, _contents(cell)) for cell in function.__closure__ or ()]
+        self._cells += [(cell, contents_of(cell)) for cell in function.__closure__ or ()]
         if vars(function):
             self.add_scope(vars(function))
 
@@ -56,14 +56,15 @@ class Snapshot:
                 list(chain.from_iterable(self._members)) == self._names
                 and all(map(operator.is_, chain.from_iterable(map(_values, self._members)), self._objects))
                 and all(map(operator.is_, chain.from_iterable(map(_state, self._functions)), self._states))
-                and all(_contents(cell) is contents for cell, contents in self._cells)
+                and all(contents_of(cell) is contents for cell, contents in self._cells)
             )
         except RuntimeError:
             return False  # Another thread changes it at this moment.
 
 
-def _contents(cell: CellType) -> Any:
+def contents_of(cell: CellType) -> Any:
+    """Returns what a cell holds, or the type of cells if it is still empty."""
     try:
         return cell.cell_contents
     except ValueError:
-        return None  # It is still empty.
+        return CellType

@@ -443,7 +443,7 @@ def test_mapped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private[0] = 99
     assert len({here(a) for a in distinct} | {unwritten, here(private)}) == len(distinct) + 2
     with monkeypatch.context() as patched:
-        patched.setattr("coprep._fingerprint._content", None)  # The content must not be read.
+        patched.setattr("coprep._fingerprint.array_digest", None)  # The content must not be read.
         assert here(mapped()) == expected
     os.utime(tmp_path / "a", (2, 2))
     assert here(mapped()) != expected
