@@ -34,7 +34,6 @@ DIFFER = {
     "torch Generator": "a generator of the dataset's own counts with its state",
     "BatchNorm in training": "its running mean is a part of the model",
     "list made of a set": "its order is what the program sees",
-    "thread local": "a forked worker has the attributes of the thread that forked it",
 }
 """Objects that rightly count as others, once they were used or in another process, with the reason."""
 
@@ -86,7 +85,7 @@ kind("logger", "logging", lambda m: m.getLogger("mine"), lambda x: x.isEnabledFo
 kind("logging handler", "logging", lambda m: m.StreamHandler(), lambda x: x.flush())
 kind("lock", "threading", lambda m: [m.Lock(), m.RLock()], lambda x: x[0].locked())
 kind("event and condition", "threading", lambda m: [m.Event(), m.Condition(), m.Semaphore(2)], lambda x: x[0].is_set())
-kind("thread local", "threading", lambda _: threading.local(), lambda x: setattr(x, "handle", 3))
+kind("thread local", "threading", lambda _: threading.local(), lambda x: setattr(x, "handle", io.StringIO()))
 kind("lock of processes", "multiprocessing", lambda m: m.Lock(), lambda x: x.acquire() and x.release())
 kind("open file", "io", lambda m: m.FileIO(__file__), lambda x: (x.read(3), x.seek(0)))
 kind("open text file", "pathlib", lambda m: m.Path(__file__).open(), lambda x: (x.read(3), x.seek(0)))

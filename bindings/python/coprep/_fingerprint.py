@@ -525,7 +525,7 @@ class _Walk:
         yield (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO), self._file
         yield mmap.mmap, self._mmap
         yield contextvars.ContextVar, lambda obj: b"x" + self.plain((obj.name, _value_in_context(obj)))
-        yield threading.local, lambda obj: b"l" + self.plain((type(obj), vars(obj)))
+        yield threading.local, self._thread_local
         torch: Any = sys.modules.get("torch")
         if hasattr(torch, "Tensor"):
             yield torch.Tensor, self._tensor
@@ -605,6 +605,17 @@ class _Walk:
             return self.private(mapped, _SHARED)
         file = mapping and mapping.file_at(address_of(array))
         return b"M" + _hash(file or array_digest(array), b"%d" % len(mapped))
+
+    def _thread_local(self, local: threading.local) -> bytes:
+        """Returns the digest of this thread's values, without handles: most programs open these when they need them."""
+        digests = [self.plain(type(local))]
+        for name, value in vars(local).items():
+            told = len(self._private)
+            digest = None if value is None or isinstance(value, io.IOBase) else self.plain((name, value))
+            if digest is not None and len(self._private) == told:
+                digests.append(digest)
+            del self._private[told:]
+        return b"l" + _hash(*digests)
 
     def _file(self, file: Any) -> bytes:
         """Returns the digest of an open file: its name, mode and position."""

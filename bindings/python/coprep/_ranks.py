@@ -6,6 +6,9 @@ import os
 import sys
 from typing import Any, NamedTuple
 
+_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE")
+"""Variables in which launchers say how many processes they have started."""
+
 
 class RankId(NamedTuple):
     """The rank of this process within its job."""
@@ -43,10 +46,22 @@ class GivenRank(NamedTuple):
             return True
 
 
-def _found() -> tuple[int, int]:
+def may_be_one_of_several() -> bool:
+    """Returns whether this process was started with others, so that a rank which its code names may be its own."""
+    multiprocessing: Any = sys.modules.get("multiprocessing.process")
+    is_child = multiprocessing is not None and multiprocessing.parent_process() is not None
+    return is_child or _has_process_group() or any(os.environ.get(name, "1") != "1" for name in _SIZES)
+
+
+def _has_process_group() -> bool:
     torch: Any = sys.modules.get("torch")
+    return torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _found() -> tuple[int, int]:
     env = os.environ
-    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+    if _has_process_group():
+        torch = sys.modules["torch"]
         found = torch.distributed.get_rank(), torch.distributed.get_world_size()
     elif "RANK" in env and "WORLD_SIZE" in env:
         found = int(env["RANK"]), int(env["WORLD_SIZE"])
@@ -75,9 +90,9 @@ def _launch() -> str:
 
 def _agreed() -> str | None:
     """Returns a name on which the ranks of ``torch.distributed`` agree, or ``None`` if they cannot agree."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if not _has_process_group():
         return None
+    torch = sys.modules["torch"]
     try:
         store = torch.distributed.distributed_c10d._get_default_store()
         # The first rank to come sets the name, and later ones receive it. No rank waits for another.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from coprep import _arguments as arguments
 from coprep._options import Cohort, JobOptions
 from coprep._orders import OwnOrder, own_order
-from coprep._ranks import GivenRank
+from coprep._ranks import GivenRank, may_be_one_of_several
 
 if TYPE_CHECKING:
     # For types only: the module needs more than NumPy, and only programs with a Python dataset load it.
@@ -51,9 +51,15 @@ def order_of(
     """Returns the order that jobs share by one of these samplers, or the reason why they cannot share it."""
     order = arguments.order_of(sampler if sampler is not None else batch_sampler, dataset)
     if isinstance(order, arguments.Order):
-        if order.batch_size is None or sampler is None:
+        if (order.world_size or 1) > 1 and rank.world_size is None and not may_be_one_of_several():
+            order = (
+                f"it gives the samples of one of {order.world_size} ranks, and neither torch.distributed nor a launcher "
+                "knows of them (if this process is one, leave the sampler out and give rank= and world_size=)"
+            )
+        elif order.batch_size is None or sampler is None:
             return order
-        order = "it gives lists of ids, of which the dataset makes batches"
+        else:
+            order = "it gives lists of ids, of which the dataset makes batches"
     if cohort is None or not hasattr(dataset, "__len__"):
         return order
     if rank.has_others():

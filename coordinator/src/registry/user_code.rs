@@ -123,6 +123,7 @@ impl Registry {
             ids: |samples| probes(request, samples, user.split),
             split: user.split,
             most_blob: most_blob(slots, self.settings.staging_bytes),
+            workers: self.code_workers(request),
         };
         let is_awaited = || flight.is_awaited();
         let giver = given.giver.clone();
@@ -179,20 +180,14 @@ impl Registry {
             CacheForm::Prepared => (cache, None),
             _ => (None, cache),
         };
-        let code = request.code.as_ref();
-        let workers = match code.map_or(0, |c| c.workers) {
-            // An iterable dataset is iterated by one reader. A second one would give its batches once more.
-            _ if request.is_iterated() => 1,
-            0 => self.workers.cpus(),
-            asked => asked.min(MOST_CODE_WORKERS),
-        };
         let staging = WorkerStaging {
             pool: pool.clone(),
             shape: shape.clone(),
             seed,
         };
+        let code = request.code.as_ref();
         let options = PoolOptions {
-            workers,
+            workers: self.code_workers(request),
             timeout: Duration::from_millis(code.map_or(0, |c| c.sample_timeout_ms)),
             cache: kept.clone(),
             attributes: self.settings.attribution,
@@ -210,6 +205,16 @@ impl Registry {
             }),
         };
         Ok((producer, pool, pin))
+    }
+
+    /// Returns the number of workers of a stream of user code.
+    fn code_workers(&self, request: &Attach) -> u32 {
+        match request.code.as_ref().map_or(0, |c| c.workers) {
+            // An iterable dataset is iterated by one reader. A second one would give its batches once more.
+            _ if request.is_iterated() => 1,
+            0 => self.workers.cpus(),
+            asked => asked.min(MOST_CODE_WORKERS),
+        }
     }
 
     fn user_cache(

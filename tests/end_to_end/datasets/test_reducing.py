@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -105,10 +106,15 @@ def test_a_dispatcher_counts_the_same_after_it_was_used() -> None:
     assert fingerprint({"x": kind}) != before, "what it does is a part of its identity"
 
 
-def test_values_of_a_thread_do_not_count() -> None:
-    local = threading.local()
-    local.file, local.number, local.none = sys.stdin, 5, None
-    assert fingerprint({"x": local}) == fingerprint({"x": threading.local()})
+def test_values_of_a_thread_count_without_handles() -> None:
+    local, other = threading.local(), threading.local()
+    with open(__file__) as local.file, sqlite3.connect(":memory:") as local.database:
+        local.none = None
+        assert fingerprint({"x": local}) == fingerprint({"x": other})
+        local.number = 5
+        assert fingerprint({"x": local}) != fingerprint({"x": other})
+        other.number = 5
+        assert fingerprint({"x": local}) == fingerprint({"x": other})
 
 
 def test_locks_count_by_their_kind() -> None:

@@ -1,7 +1,7 @@
 //! A connection with a process of user code, over which messages of any length go whole, with descriptors beside them.
 
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -71,10 +71,7 @@ impl Channel {
     /// Returns `true` if the other side has hung up.
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
-        let mut fds = [PollFd::new(
-            std::os::fd::AsFd::as_fd(&self.socket),
-            PollFlags::empty(),
-        )];
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::empty())];
         poll(&mut fds, Some(Duration::ZERO)).is_ok_and(|n| n > 0)
     }
 
@@ -86,10 +83,7 @@ impl Channel {
     fn is_readable(&self, limit: Duration) -> io::Result<bool> {
         // The thread polls before it reads, because a thread that waits in recvmsg also wakes when the other side has
         // read data that was sent to it.
-        let mut fds = [PollFd::new(
-            std::os::fd::AsFd::as_fd(&self.socket),
-            PollFlags::POLLIN,
-        )];
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         poll(&mut fds, Some(limit)).map(|n| n > 0)
     }
 
@@ -108,6 +102,12 @@ impl Channel {
             }
             Err(e) => Err(e),
         }
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

@@ -1,10 +1,13 @@
 //! Loading a dataset of user code, and the inspection of its first samples.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coprep_protocol::code::{self, Channel, Probed, Raised, WorkerReport};
 use coprep_protocol::message::UserCode;
+use coprep_protocol::polling::poll;
+use nix::poll::{PollFd, PollFlags};
 
 use crate::error::{ErrorKind, code_failed, invalid, os, sample_failed};
 use crate::produce::failure::Failure;
@@ -33,6 +36,8 @@ pub(crate) struct Probing<F> {
     pub(crate) split: bool,
     /// Most room that a slot may have for a blob.
     pub(crate) most_blob: u64,
+    /// Number of workers that the stream will have.
+    pub(crate) workers: u32,
 }
 
 impl Loaded {
@@ -57,17 +62,18 @@ impl Loaded {
             ids,
             split,
             most_blob,
+            workers,
         } = probing;
         let samples = fork_server.samples().unwrap_or(0);
-        let timeout = Duration::from_millis(code.sample_timeout_ms);
+        let inspection = Inspection {
+            fork_server: &fork_server,
+            workers,
+            split,
+            timeout: Duration::from_millis(code.sample_timeout_ms),
+        };
         let inspected = u32::try_from(samples)
             .map_err(|_| invalid(format!("{samples} samples are more than 4,294,967,295")))
-            .and_then(|samples| {
-                Ok((
-                    samples,
-                    inspect(&fork_server, &ids(samples), split, timeout)?,
-                ))
-            })
+            .and_then(|samples| Ok((samples, inspection.run(&ids(samples))?)))
             .and_then(|(samples, probed)| Ok((samples, shape(probed, most_blob)?)));
         match inspected {
             Ok((samples, shape)) => Ok(Loaded {
@@ -94,35 +100,177 @@ const SPLIT_INSPECTED: u8 = 4;
 /// Number of workers that may end on the first samples.
 const MOST_INSPECTORS: usize = 4;
 
-/// Asks a worker of its own about the fields and sizes of a sample. User code never runs in the fork server.
-fn inspect(
-    fork_server: &ForkServer,
-    ids: &[u32],
+/// Time that a worker has the first samples alone. After that all workers are started, as PyTorch's are: the dataset may
+/// wait until each of them has a sample, or a sample may be slow.
+const ALONE: Duration = Duration::from_millis(300);
+
+/// The inspection of a dataset's first samples, by workers of its own. User code never runs in the fork server.
+struct Inspection<'a> {
+    fork_server: &'a ForkServer,
+    /// Number of workers that the stream will have.
+    workers: u32,
+    /// `true` if there is a deterministic part to be cached.
     split: bool,
+    /// Longest time of a sample.
     timeout: Duration,
-) -> Result<Probed> {
-    let enough = if split { SPLIT_INSPECTED } else { 1 };
-    let inspect_first = || inspect_once(fork_server, ids, split, enough, true, timeout);
-    let first = match inspect_first() {
-        Err(failed) if failed.is_of_sample() => failed,
-        other => return other.map_err(|failed| failed.error),
-    };
-    // A sample that ends its worker, or takes for ever, is reported when it is due. Another sample shows the fields of
-    // the others. It is inspected alone, because with several it is unknown which one ended the worker.
-    for skipped in 1..MOST_INSPECTORS.min(ids.len()) {
-        match inspect_once(fork_server, &ids[skipped..], split, 1, false, timeout) {
-            // The first worker's error is the one that is reported.
-            Err(failed) if failed.is_of_sample() => {}
-            // A fork server that was killed meanwhile is started anew.
+}
+
+impl Inspection<'_> {
+    /// Returns the fields and sizes of samples.
+    fn run(&self, ids: &[u32]) -> Result<Probed> {
+        let enough = if self.split { SPLIT_INSPECTED } else { 1 };
+        let inspect_first = || self.inspect(ids, enough, true);
+        let first = match inspect_first() {
+            Err(failed) if failed.is_of_sample() => failed,
             other => return other.map_err(|failed| failed.error),
+        };
+        // A sample that ends its worker, or takes for ever, is reported when it is due. Another sample shows the fields
+        // of the others. It is inspected alone, because with several it is unknown which one ended the worker.
+        for skipped in 1..MOST_INSPECTORS.min(ids.len()) {
+            match self.inspect(&ids[skipped..], 1, false) {
+                // The first worker's error is the one that is reported.
+                Err(failed) if failed.is_of_sample() => {}
+                // A fork server that was killed meanwhile is started anew.
+                other => return other.map_err(|failed| failed.error),
+            }
+        }
+        // Where there is no other sample, the same one has a second worker, as it has when it is due: the kernel may
+        // have killed the first worker for want of memory.
+        if ids.len() < 2 && first.has_ended {
+            return inspect_first().map_err(|failed| failed.error);
+        }
+        Err(first.error)
+    }
+
+    /// Inspects `enough` of the samples `ids`: the first ones that do not fail. Inspects a few more if that is allowed,
+    /// the samples have no fixed size, and they are quick.
+    fn inspect(
+        &self,
+        ids: &[u32],
+        enough: u8,
+        may_inspect_more: bool,
+    ) -> std::result::Result<Probed, InspectionError> {
+        let limit = self.timeout.saturating_mul(enough.into());
+        let end = Instant::now() + limit;
+        let probe = code::probe(ids, enough, self.split, may_inspect_more);
+        let mut first = self.start_worker(0, &probe)?;
+        let mut answer = first.answer(limit.min(ALONE))?;
+        let mut others = match answer {
+            Some(_) => Vec::new(),
+            None => self.start_others(ids)?,
+        };
+        while answer.is_none() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(first.too_slow(limit).into());
+            }
+            wait_for_any(&first, &others, left)?;
+            answer = first.answer(Duration::ZERO)?;
+            others.retain_mut(|other| match other.answer(Duration::ZERO) {
+                Ok(Some(probed)) if probed.raised.is_none() && !self.split => {
+                    answer.get_or_insert(probed);
+                    false
+                }
+                // The first worker's error is the one that is reported.
+                answered => matches!(answered, Ok(None)),
+            });
+        }
+        // Workers that are still busy end when they find their sockets closed.
+        answer.ok_or_else(|| code_failed("the first samples have no answer").into())
+    }
+
+    fn start_worker(
+        &self,
+        id: u32,
+        probe: &[u8],
+    ) -> std::result::Result<Inspector<'_>, InspectionError> {
+        let Forked { number, socket, .. } = self.fork_server.fork(id, self.workers, None, &[])?;
+        let inspector = Inspector {
+            fork_server: self.fork_server,
+            number,
+            channel: Channel::new(socket),
+        };
+        match inspector.channel.send(probe, &[]) {
+            Ok(()) => Ok(inspector),
+            Err(e) => Err(inspector.gone(e)),
         }
     }
-    // Where there is no other sample, the same one has a second worker, as it has when it is due: the kernel may have
-    // killed the first worker for want of memory.
-    if ids.len() < 2 && first.has_ended {
-        return inspect_first().map_err(|failed| failed.error);
+
+    /// Starts the workers but the first, with a sample each.
+    fn start_others(
+        &self,
+        ids: &[u32],
+    ) -> std::result::Result<Vec<Inspector<'_>>, InspectionError> {
+        let others = (1..self.workers).zip(ids.iter().skip(1));
+        others
+            .map(|(id, sample)| {
+                self.start_worker(id, &code::probe(&[*sample], 1, self.split, false))
+            })
+            .collect()
     }
-    Err(first.error)
+}
+
+/// A worker that inspects samples.
+struct Inspector<'a> {
+    fork_server: &'a ForkServer,
+    number: u32,
+    channel: Channel,
+}
+
+impl Inspector<'_> {
+    /// Returns what the worker found, or `None` if it does not answer within `limit`.
+    fn answer(&mut self, limit: Duration) -> std::result::Result<Option<Probed>, InspectionError> {
+        let message = match self.channel.receive(limit) {
+            Ok(Some(message)) => message,
+            Ok(None) => return Ok(None),
+            Err(e) => return Err(self.gone(e)),
+        };
+        match WorkerReport::parse(&message).map_err(code_failed)? {
+            WorkerReport::Probed(probed) => Ok(Some(*probed)),
+            other => Err(code_failed(format!("the first worker said {other:?}")).into()),
+        }
+    }
+
+    /// Returns the error of a worker that has hung up.
+    fn gone(&self, error: std::io::Error) -> InspectionError {
+        let end = self
+            .fork_server
+            .wait_for_worker(self.number, Duration::from_secs(2));
+        // Workers end with their fork server. Its end may become known before or after that of its workers.
+        if let Some(killed) = self.fork_server.ended_while("to make the first samples") {
+            return InspectionError::from(killed);
+        }
+        match end {
+            Some(WorkerEnd::Alone(how)) => InspectionError {
+                error: code_failed(format!("the worker that made the first samples {how}"))
+                    .with_remedy("run with num_workers=0 to see what it does"),
+                has_ended: true,
+            },
+            _ => os("the first worker does not answer", error).into(),
+        }
+    }
+
+    /// Ends a worker that has not answered within `limit`, and returns its error.
+    fn too_slow(&self, limit: Duration) -> Error {
+        self.fork_server.kill(self.number);
+        // The result of the wait does not matter. The wait keeps two such workers from working at the same time.
+        let _ = self
+            .fork_server
+            .wait_for_worker(self.number, REQUEST_TIMEOUT);
+        let limit = limit.as_secs_f64();
+        code_failed(format!("the first samples took longer than {limit} s"))
+            .with_remedy("give a longer timeout, or run with num_workers=0 to see why")
+    }
+}
+
+/// Waits until one of the workers has sent something or hung up, for `limit` at most.
+fn wait_for_any(first: &Inspector<'_>, others: &[Inspector<'_>], limit: Duration) -> Result<()> {
+    let all = std::iter::once(first).chain(others);
+    let mut fds: Vec<_> = all
+        .map(|inspector| PollFd::new(inspector.channel.as_fd(), PollFlags::POLLIN))
+        .collect();
+    poll(&mut fds, Some(limit)).map_err(|e| os("cannot wait for the first samples", e))?;
+    Ok(())
 }
 
 /// The failure of an inspection.
@@ -145,51 +293,6 @@ impl From<Error> for InspectionError {
             error,
             has_ended: false,
         }
-    }
-}
-
-/// Inspects `enough` of the samples `ids`: the first ones that do not fail. Inspects a few more if that is allowed, the
-/// samples have no fixed size, and they are quick.
-fn inspect_once(
-    fork_server: &ForkServer,
-    ids: &[u32],
-    split: bool,
-    enough: u8,
-    may_inspect_more: bool,
-    timeout: Duration,
-) -> std::result::Result<Probed, InspectionError> {
-    let Forked { number, socket, .. } = fork_server.fork(0, 1, None, &[])?;
-    let mut channel = Channel::new(socket);
-    let gone = |e: std::io::Error| {
-        let end = fork_server.wait_for_worker(number, Duration::from_secs(2));
-        // Workers end with their fork server. Its end may become known before or after that of its workers.
-        if let Some(killed) = fork_server.ended_while("to make the first samples") {
-            return InspectionError::from(killed);
-        }
-        match end {
-            Some(WorkerEnd::Alone(how)) => InspectionError {
-                error: code_failed(format!("the worker that made the first samples {how}"))
-                    .with_remedy("run with num_workers=0 to see what it does"),
-                has_ended: true,
-            },
-            _ => os("the first worker does not answer", e).into(),
-        }
-    };
-    channel
-        .send(&code::probe(ids, enough, split, may_inspect_more), &[])
-        .map_err(gone)?;
-    let limit = timeout.saturating_mul(enough.into());
-    let message = channel.receive(limit).map_err(gone)?.ok_or_else(|| {
-        fork_server.kill(number);
-        // The result of the wait does not matter. The wait keeps two such workers from working at the same time.
-        let _ = fork_server.wait_for_worker(number, REQUEST_TIMEOUT);
-        let limit = limit.as_secs_f64();
-        code_failed(format!("the first samples took longer than {limit} s"))
-            .with_remedy("give a longer timeout, or run with num_workers=0 to see why")
-    })?;
-    match WorkerReport::parse(&message).map_err(code_failed)? {
-        WorkerReport::Probed(probed) => Ok(*probed),
-        other => Err(code_failed(format!("the first worker said {other:?}")).into()),
     }
 }
 

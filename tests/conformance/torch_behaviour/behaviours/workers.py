@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import signal
 import sys
@@ -41,6 +42,24 @@ class Hanging(Numbers):
     def __getitem__(self, index: int) -> int:
         if index == 1:
             time.sleep(3)
+        return index
+
+
+class Meeting(Numbers):
+    """A dataset whose first samples wait until each worker has one."""
+
+    def __init__(self, count: int, workers: int) -> None:
+        super().__init__(count)
+        self.workers = workers
+        self.came, self.all_came = multiprocessing.Value("i", 0), multiprocessing.Semaphore(0)
+
+    def __getitem__(self, index: int) -> int:
+        with self.came.get_lock():
+            self.came.value += 1
+            if self.came.value == self.workers:
+                self.all_came.release()
+        self.all_came.acquire()
+        self.all_came.release()
         return index
 
 
@@ -338,3 +357,9 @@ def timeout(DataLoader: Any) -> None:
 def timeout_suffices(DataLoader: Any) -> None:
     """With a timeout that is long enough, all samples come."""
     assert ints(DataLoader(Slow(4), num_workers=2, timeout=20)) == list(range(4))
+
+
+@behaviour("dataset that waits for all workers")
+def meeting_of_workers(DataLoader: Any) -> None:
+    """All workers begin at once: a dataset may wait until each of them has a sample."""
+    assert ints(DataLoader(Meeting(3, 3), num_workers=3)) == [0, 1, 2]
