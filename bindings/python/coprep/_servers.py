@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
+import io
 import os
 import select
 import socket
@@ -161,12 +163,29 @@ class _Pickled:
     def __reduce__(self) -> Any:
         from multiprocessing.reduction import ForkingPickler
 
-        return _Pickle, (bytes(ForkingPickler.dumps(tuple(self._program))),)
+        modules = set()
+
+        class Pickler(ForkingPickler):
+            def reducer_override(self, obj: Any) -> Any:
+                modules.add(getattr(obj, "__module__", None) or type(obj).__module__)
+                return NotImplemented
+
+        data = io.BytesIO()
+        Pickler(data).dump(tuple(self._program))
+        return _Pickle, (data.getvalue(), sorted(map(str, modules)))
 
 
 class _Pickle:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, modules: list[str]) -> None:
         self._data = data
+        self._modules = modules
+
+    def import_modules(self) -> None:
+        """Imports the modules of the program here, so that its workers need not do so each."""
+        for name in self._modules:
+            # A worker reports an import that fails.
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
 
     def load(self) -> Program:
         from multiprocessing.reduction import ForkingPickler
@@ -177,7 +196,11 @@ class _Pickle:
 def _serve_spawned(control: socket.socket, pickled: Any, samples: int, collects: bool) -> None:
     from coprep._fork_server import Source, run_fork_server
 
-    run_fork_server(control, lambda: Source(pickled.load, samples, collects), None)
+    def load() -> Source:
+        pickled.import_modules()
+        return Source(pickled.load, samples, collects)
+
+    run_fork_server(control, load, None)
 
 
 def _start_interpreter(program: Program, control: int, *, spawn: bool) -> tuple[int, Any]:
