@@ -71,6 +71,23 @@ def parts_of(names: Iterable[str]) -> list[Part]:
     return sorted(found.items())
 
 
+_remembered: dict[str, bytes] = {}
+"""Digests of the files of the user's modules, as they were when this process had just imported them."""
+
+
+def remember_files() -> None:
+    """Remembers the files of the user's modules, so that :func:`edited_files` knows which were edited later."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file not in _remembered and is_users(name):
+            _remembered[file] = _source(file, _stamp(file)).digest
+
+
+def edited_files() -> list[str]:
+    """Returns the remembered files that have other contents now."""
+    return sorted(file for file, digest in _remembered.items() if _source(file, _stamp(file)).digest != digest)
+
+
 # --- modules that will be imported --------------------------------------------------------------------------------
 
 

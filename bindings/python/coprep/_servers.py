@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from coprep._modules import edited_files
 from coprep._packing import pack, unpack
 from coprep._program import Program
 
@@ -138,7 +139,16 @@ def _fork(program: Program, samples: int, control: int) -> int:
 
 
 def _spawn(program: Program, samples: int, control: int, context: Any, method: str) -> tuple[int, Any]:
-    """Starts a new interpreter as PyTorch does, which loads the dataset in each worker."""
+    """Starts a new interpreter as PyTorch does, which loads the dataset in each worker.
+
+    Raises:
+        RuntimeError: it would import other code than this process has.
+    """
+    if edited := edited_files():
+        raise RuntimeError(
+            f"{', '.join(edited)} was edited after this job had imported it, and a spawned process would import "
+            "the new code: start the job anew, or use multiprocessing_context='fork' or persistent_workers=True"
+        )
     if "torch" in sys.modules:
         # It lets tensors travel as shared memory.
         import torch.multiprocessing  # noqa: F401

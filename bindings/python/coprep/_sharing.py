@@ -53,7 +53,7 @@ def order_of(
     if isinstance(order, arguments.Order):
         if (order.world_size or 1) > 1 and rank.world_size is None and not may_be_one_of_several():
             order = (
-                f"it gives the samples of one of {order.world_size} ranks, and neither torch.distributed nor a launcher "
+                f"it gives the samples of one of {order.world_size} ranks; neither torch.distributed nor a launcher "
                 "knows of them (if this process is one, leave the sampler out and give rank= and world_size=)"
             )
         elif order.batch_size is None or sampler is None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from coprep import _coprep
 from coprep._fingerprint import fingerprint
 from coprep._iterables import Batches
-from coprep._modules import parts_of, sources_of
+from coprep._modules import parts_of, remember_files, sources_of
 from coprep._names import MAINS
 from coprep._private import Private
 from coprep._program import Program
@@ -73,6 +73,8 @@ class UserCode:
         self._context = context
         self._in_job = in_job
         self._loaded: Program | None = None
+        if start_method(context) != "fork":
+            remember_files()
 
     def local(self) -> Program:
         """Returns the program with the dataset itself in place of its factory's name."""

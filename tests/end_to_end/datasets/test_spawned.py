@@ -131,3 +131,37 @@ def test_a_spawned_process_shares_with_a_plain_run_of_the_script(socket_path: Pa
     assert (plain[1], spawned[1]) == ("__main__", "__mp_main__")
     assert plain[4] == spawned[4]
     assert plain[4][0] == "Data (__main__)"
+
+
+EDITED = """
+import sys
+from pathlib import Path
+import coprep, data
+
+if __name__ == "__main__":
+    options = dict(num_workers=1, multiprocessing_context=sys.argv[1], framework="numpy")
+    for persistent in (False, True):
+        with coprep.DataLoader(data.Data(), persistent_workers=persistent, **options) as loader:
+            print(sum(batch.item() for batch in loader))
+            Path(data.__file__).write_text(Path(data.__file__).read_text().replace("return 1", "return 2"))
+            try:
+                print(sum(batch.item() for batch in loader))
+            except RuntimeError as error:
+                print(error)
+        Path(data.__file__).write_text(Path(data.__file__).read_text().replace("return 2", "return 1"))
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_job_whose_code_was_edited_spawns_no_other_code(socket_path: Path, tmp_path: Path, method: str) -> None:
+    (tmp_path / "script.py").write_text(EDITED)
+    (tmp_path / "data.py").write_text(
+        "class Data:\n def __len__(self):\n  return 3\n def __getitem__(self, i):\n  return 1\n"
+    )
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py", method], capture_output=True, text=True, timeout=WAIT, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    first, refused, third, fourth = done.stdout.splitlines()
+    assert first == third == fourth == "3"
+    assert "data.py was edited after this job had imported it" in refused

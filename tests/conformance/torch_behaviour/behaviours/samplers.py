@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import coprep
 import numpy as np
 import pytest
 import torch
