@@ -10,7 +10,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.drop_in import detection, first_batch, identity, memory, one_pass, ragged, report
+from tests.benchmarks.drop_in import (
+    changes,
+    detection,
+    first_batch,
+    identity,
+    many_loaders,
+    memory,
+    one_pass,
+    ragged,
+    report,
+)
 from tests.benchmarks.drop_in.case import Once, Setting
 from tests.benchmarks.loaders.arguments import words
 from tests.benchmarks.slow_samples.running import Progress
@@ -18,7 +28,16 @@ from tools.demo.children import exit_code
 
 CASES = {
     case.name.replace(" ", "-"): case
-    for case in (detection.CASE, ragged.CASE, identity.CASE, first_batch.CASE, one_pass.CASE, memory.CASE)
+    for case in (
+        detection.CASE,
+        ragged.CASE,
+        identity.CASE,
+        first_batch.CASE,
+        many_loaders.CASE,
+        changes.CASE,
+        one_pass.CASE,
+        memory.CASE,
+    )
 }
 
 

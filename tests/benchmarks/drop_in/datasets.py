@@ -21,6 +21,8 @@ def opened(spec: list[Any]) -> Any:
         return Ragged(*arguments)
     if name == "counted":
         return Counted(*arguments)
+    if name == "changing":
+        return Changing(*arguments)
     # The other datasets need PyTorch.
     from tests.benchmarks.drop_in import torch_datasets
 
@@ -42,6 +44,22 @@ class Ragged:
     def __getitem__(self, index: int) -> Array:
         time.sleep(self.cost_s)
         return np.full(self.large.get(str(index), 100 * KB), index % 251, np.uint8)
+
+
+class Changing:
+    """A dataset in memory that the program changes before each pass, as a curriculum does."""
+
+    def __init__(self, samples: int, mib: int) -> None:
+        self.values = np.zeros((samples, (mib << 20) // samples), np.uint8)
+
+    def change(self) -> None:
+        self.values += 1
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> Array:
+        return self.values[index, : 10 * KB]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """A job: some loaders one after the other, with coprep or with PyTorch. Everything else is the same.
 
 The job says `ready` when it has its imports and its datasets, and waits for the command to go. It makes its loaders one
-by one and takes their passes as fast as batches come. It says `pass` after each pass, then `done`, and ends when it is
-told to.
+by one and takes their passes as fast as batches come. A dataset with a method `change` is changed before each pass. The
+job says `pass` after each pass, then `done`, and ends when it is told to.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def main() -> None:
     if plan.loader == "coprep":
         import coprep  # noqa: F401 - before it says that it is ready
     datasets = [opened(part.dataset) for part in plan.parts]
+    ballast = np.ones(plan.ballast_mib << 20, np.uint8)
     report(event="ready", at=time.monotonic())
     sys.stdin.readline()
     loaders = []
@@ -77,10 +78,13 @@ def main() -> None:
         loaders.append(loader_of(plan, part, dataset))
         for _ in range(part.passes):
             arrivals = []
+            if hasattr(dataset, "change"):
+                dataset.change()
             for batch in loaders[-1]:
                 touch(batch)
                 arrivals.append(time.monotonic())
             report(event="pass", loader=number, made=made, arrivals=arrivals)
+            ballast += 1
     # A program does other work after a pass, while its loader is still there.
     time.sleep(plan.linger_s)
     report(event="done")

@@ -51,6 +51,7 @@ def once(setting: Setting) -> Once:
     return Once(
         known(
             python_added=loading_mib(runs[COPREP_PYTHON]),
+            python_staging=runs[COPREP_PYTHON].staging_mib,
             python_total=runs[COPREP_PYTHON].pss_mib,
             torch_added=loading_mib(runs[TORCH_PYTHON]),
             torch_total=runs[TORCH_PYTHON].pss_mib,
@@ -66,14 +67,23 @@ def once(setting: Setting) -> Once:
 def figures(runs: Sequence[Once]) -> list[Figure]:
     added, total = column(runs, "torch_added"), column(runs, "torch_total")
     python, native = column(runs, "python_added"), column(runs, "native_added")
-    light = column(runs, "native_total")
+    light, staging = column(runs, "native_total"), column(runs, "python_staging")
+    beyond = [mine - area for mine, area in zip(python, staging, strict=True)] if python and staging else []
     return [
-        Figure(NAME, "what loading adds to jobs that import torch, over PyTorch's", "x", ratios(python, added), ADDED),
+        Figure(
+            NAME,
+            "what loading adds to jobs that import torch, beyond staging, over PyTorch's",
+            "x",
+            ratios(beyond, added),
+            ADDED,
+        ),
+        Figure(NAME, "what loading adds to jobs that import torch, over PyTorch's", "x", ratios(python, added)),
         Figure(
             NAME, "what loading adds to native jobs beyond NumPy, over PyTorch's", "x", ratios(native, added), ADDED
         ),
         Figure(NAME, "all of native jobs, without torch, over all of PyTorch's", "x", ratios(light, total), TOTAL),
         Figure(NAME, "what loading adds to jobs that import torch", "MiB", python),
+        Figure(NAME, "staging of jobs that import torch", "MiB", staging),
         Figure(NAME, "what loading adds to native jobs beyond NumPy", "MiB", native),
         Figure(NAME, "what loading adds, PyTorch", "MiB", added),
         Figure(NAME, "all of jobs that import torch", "MiB", column(runs, "python_total")),

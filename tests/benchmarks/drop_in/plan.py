@@ -34,6 +34,8 @@ class Plan:
     """Further options of coprep's loader."""
     imports_torch: bool = True
     """``True`` if coprep's jobs import PyTorch. Jobs with PyTorch's loader always do."""
+    ballast_mib: int = 0
+    """Memory beside the datasets. The job rewrites it after each pass."""
     linger_s: float = 0.0
     """Seconds from the last batch to `done`, with the loader still there."""
 

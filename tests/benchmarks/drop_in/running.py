@@ -14,7 +14,7 @@ from typing import Any
 import coprep
 
 from tests.benchmarks.drop_in.plan import Plan
-from tests.benchmarks.loaders.machine import PROC, CpuClock, remove_torch_files, trees
+from tests.benchmarks.loaders.machine import PROC, CpuClock, pss_bytes, remove_torch_files, trees
 from tests.benchmarks.loaders.measure import MIB, ONE_THREAD
 from tests.benchmarks.slow_samples.running import DONE_TIMEOUT_S, READY_TIMEOUT_S, end
 from tools.demo.children import Child, Children, messages
@@ -34,6 +34,8 @@ class Outcome:
     """The largest size of the staging areas that the coordinator reported."""
     shared_mib: float | None
     """The largest size of its memory files by the kernel's account, or `None` without permission to read it."""
+    peak_mib: float | None
+    """The largest PSS of the jobs, their children and the coordinator, or `None` without permission to read it."""
     others_cores: float
 
 
@@ -75,6 +77,19 @@ def memory_files_bytes(pid: int) -> int:
     return sum(found.values())
 
 
+@dataclass
+class Peak:
+    """The memory of processes with all their children, as seen at each look."""
+
+    roots: Sequence[int]
+    sizes: list[int] = field(default_factory=list)
+
+    def look(self) -> None:
+        sizes = [pss_bytes(pid) for pid in trees(self.roots)]
+        # A process may have ended meanwhile.
+        self.sizes.append(sum(size or 0 for size in sizes))
+
+
 def run(plans: Sequence[Plan], folder: Path) -> Outcome:
     """Starts one job for each plan, lets all begin at the same time, and ends them when all are done.
 
@@ -103,7 +118,10 @@ def run(plans: Sequence[Plan], folder: Path) -> Outcome:
         before, began = CpuClock.read(roots), time.monotonic()
         for job in jobs:
             job.tell("go")
-        said = until_all_say("done", jobs, DONE_TIMEOUT_S, memory)
+        peak = Peak(roots)
+        # Reading the sizes takes time, so that only jobs whose memory matters are watched.
+        watched = [peak] if any(plan.ballast_mib for plan in plans) else []
+        said = until_all_say("done", jobs, DONE_TIMEOUT_S, [*watched, *([memory] if memory else [])])
         after, ended = CpuClock.read(roots), time.monotonic()
         processes += trees(roots)
         for job in jobs:
@@ -113,6 +131,7 @@ def run(plans: Sequence[Plan], folder: Path) -> Outcome:
         [messages[-1]["at"] - job.started for messages, job in zip(ready, jobs, strict=True)],
         highest_mib(memory.staging_bytes if memory else []),
         highest_mib(memory.held_bytes if memory else []),
+        highest_mib(peak.sizes),
         after.others_since(before) / (ended - began),
     )
 
@@ -122,7 +141,7 @@ def highest_mib(sizes: Sequence[int]) -> float | None:
 
 
 def until_all_say(
-    event: str, jobs: Sequence[Child], timeout: float, memory: SharedMemory | None = None
+    event: str, jobs: Sequence[Child], timeout: float, watched: Sequence[SharedMemory | Peak] = ()
 ) -> list[list[dict[str, Any]]]:
     """Returns all messages of each job up to `event`.
 
@@ -134,15 +153,15 @@ def until_all_say(
     while missing := [job for job in jobs if not has_said(event, said[job.name])]:
         if time.monotonic() > deadline:
             raise missing[0].failure(f"did not say {event!r} within {timeout:.0f} s")
-        if memory:
-            memory.look()
+        for each in watched:
+            each.look()
         for job, message in messages(missing, LOOK_EVERY_S):
             said[job.name].append(message)
         for job in missing:
             if not job.running() and not has_said(event, said[job.name]):
                 raise job.failure()
-    if memory:
-        memory.look()
+    for each in watched:
+        each.look()
     return list(said.values())
 
 

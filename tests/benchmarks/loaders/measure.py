@@ -111,6 +111,7 @@ class Run:
     pss_ready_mib: float | None
     """Memory of jobs that are ready, before they load anything. The coordinator, which is there to load, does not
     count."""
+    staging_mib: float | None
     gaps_ms: list[float]
     job_cpu_us_per_batch: float | None
     others_cores: float
@@ -186,6 +187,12 @@ class Fleet:
         sizes = [pss_bytes(pid) for pid in trees(job.pid for job in self.jobs)]
         return None if None in sizes else sum(size or 0 for size in sizes) / MIB
 
+    def staging(self) -> float | None:
+        """Returns the size of the coordinator's staging areas in MiB, or `None` if there is no coordinator."""
+        if "COPREP_SOCKET" not in self.env:
+            return None
+        return float(sum(stream["staging_bytes"] for stream in coordinator_status(self.env)["streams"])) / MIB
+
     def pss(self) -> float | None:
         """Returns the memory of all processes together in MiB. Shared memory counts once."""
         sizes = [pss_bytes(pid) for pid in trees(self.roots)]
@@ -231,7 +238,7 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children:
     before = CpuClock.read(fleet.roots)
     sleep_until(begin + seconds)
     after = CpuClock.read(fleet.roots)
-    pss = steady_pss(fleet)
+    pss, staging = steady_pss(fleet), fleet.staging()
     if setup.light:
         fleet.check_light()
     windows = fleet.wait_for("window", WINDOW_TIMEOUT_S)
@@ -246,6 +253,7 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children:
         first_batch_s=None if setup.is_python else median_or_none([job["seconds"] for job in firsts]),
         ready_to_first_s=ready_to_first_s,
         pss_ready_mib=pss_ready,
+        staging_mib=staging,
         gaps_ms=[gap for window in windows for gap in window["gaps_ms"]],
         job_cpu_us_per_batch=median_or_none([window["cpu_us_per_batch"] for window in windows]),
         others_cores=after.others_since(before) / seconds,
@@ -302,6 +310,7 @@ def measure_limit(program: Path, data: Dataset, seconds: int) -> Run:
         first_batch_s=None,
         ready_to_first_s=[],
         pss_ready_mib=None,
+        staging_mib=None,
         gaps_ms=[],
         job_cpu_us_per_batch=None,
         others_cores=after.others_since(before) / elapsed,

@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.drop_in import detection, figures, first_batch, identity, memory, one_pass, ragged, running
+from tests.benchmarks.drop_in import (
+    changes,
+    detection,
+    figures,
+    first_batch,
+    identity,
+    many_loaders,
+    memory,
+    one_pass,
+    ragged,
+    running,
+)
 from tests.benchmarks.drop_in.case import Case, Once, Setting, as_json, column, known
 from tests.benchmarks.drop_in.datasets import opened
 from tests.benchmarks.drop_in.figures import Figure, ratios, shown
@@ -19,7 +30,16 @@ from tests.benchmarks.drop_in.passes import Pass, all_passes_s, border_to_gap, f
 from tests.benchmarks.drop_in.plan import Part, Plan
 from tests.benchmarks.drop_in.report import Results, write
 
-CASES = (detection.CASE, ragged.CASE, identity.CASE, first_batch.CASE, one_pass.CASE, memory.CASE)
+CASES = (
+    detection.CASE,
+    ragged.CASE,
+    identity.CASE,
+    first_batch.CASE,
+    many_loaders.CASE,
+    changes.CASE,
+    one_pass.CASE,
+    memory.CASE,
+)
 
 
 def figure(*values: float, at_most: float | None = 1.1) -> Figure:
