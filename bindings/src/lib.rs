@@ -11,6 +11,7 @@
 //! | `device` | batches on the job's GPU |
 //! | `dlpack` | arrays on the GPU, through DLPack |
 //! | `array` | a field of a batch, through NumPy's array interface |
+//! | `content` | digests of the contents of arrays |
 //! | `control` | status, stop, warm-up |
 //! | `worker` | a worker process's end of its socket, and its random keys |
 //! | `errors` | conversion of errors into exceptions |
@@ -28,12 +29,13 @@
 //! # Without the GIL
 //!
 //! `gil_used = false` is true: no state is kept between calls but in the classes. PyO3 requires each class to be `Send` and
-//! `Sync`, which the compiler checks: the only unsafe code is that of `dlpack`, which asserts neither. All classes but
+//! `Sync`, which the compiler checks: the only unsafe code is that of `dlpack` and `content`, which assert neither. All classes but
 //! `WorkerLink` are frozen and lock what changes. Two calls of one `WorkerLink` at a time are refused by PyO3's borrow check, which is atomic.
 #![deny(unsafe_code)]
 
 mod array;
 mod connect;
+mod content;
 mod control;
 mod credentials;
 mod device;
@@ -51,6 +53,8 @@ use pyo3::prelude::*;
 mod _coprep {
     #[pymodule_export]
     use crate::array::PyArray;
+    #[pymodule_export]
+    use crate::content::content_digest;
     #[pymodule_export]
     use crate::control::{keep_warm, parse_size, status, stop, warm};
     #[pymodule_export]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from coprep._coprep import content_digest
+from coprep._memory import address_of
 from coprep._modules import digest_of as _hash
 
 
@@ -17,16 +18,14 @@ def array_digest(array: npt.NDArray[Any]) -> bytes:
     about = repr((array.dtype, array.dtype.str, array.shape)).encode()
     if array.dtype.names is not None:  # There may be undefined bytes between fields.
         return _hash(about, *(array_digest(array[name]) for name in array.dtype.names))
-    result = hashlib.blake2b(about, digest_size=16)
-    if array.nbytes == 0:
-        return result.digest()
-    if array.flags.c_contiguous:
-        result.update(array.view(np.ndarray).reshape(-1).view(np.uint8).data)
-    else:
-        blocks = np.nditer(array, flags=["external_loop", "buffered"], order="C", buffersize=1 << 18)
-        for block in blocks:
-            result.update(np.ascontiguousarray(block).view(np.uint8).data)
-    return result.digest()
+    if array.nbytes == 0 or array.flags.c_contiguous:
+        return _hash(about, _digest_of_contents(array))
+    blocks = np.nditer(array, flags=["external_loop", "buffered"], order="C", buffersize=1 << 18)
+    return _hash(about, *(_digest_of_contents(np.ascontiguousarray(block)) for block in blocks))
+
+
+def _digest_of_contents(array: npt.NDArray[Any]) -> bytes:
+    return content_digest(address_of(array), array.nbytes)
 
 
 def tensor_digest(tensor: Any) -> bytes:

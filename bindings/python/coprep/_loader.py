@@ -295,6 +295,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self._code: Any = None
         self._job_code: JobCode | None = None
         self._identity: Any = None
+        self._fresh_identity: Any = None
         self._make: Make = self._choose_maker(on_error == "skip", form)
         if self._gpu is not None:
             self._apply_gpu(self._gpu, form.on_device(shares_uploads(uploads)))
@@ -465,7 +466,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
         pipeline = self.dataset
         if self._code is not None:
             in_job = self._is_in_job
-            self._identity = self._code.identity()
+            self._identity = self._fresh_identity or self._code.identity()
+            self._fresh_identity = None
             identity = self._identity
             if in_job and identity.samples is None:
                 # There is no worker that could tell the length of a dataset that a factory makes.
@@ -549,10 +551,15 @@ class DataLoader(TorchInterface, Generic[T_co]):
 
         PyTorch's workers see such changes too, since PyTorch starts them for each epoch.
         """
+        self._fresh_identity = None
         if self._code is None or self._loader is None or self.persistent_workers or self._identity is None:
             return
-        if self._code.identity() != self._identity:
+        identity = self._code.identity()
+        if identity != self._identity:
             self._begin_anew()
+            if self._own_order is None:
+                # No code of the user's runs before the loader attaches. A sampler of the user's own would.
+                self._fresh_identity = identity
         elif self._job_code is not None:
             self._job_code.was_just_compared = True
 
