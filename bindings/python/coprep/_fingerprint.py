@@ -41,7 +41,7 @@ from coprep._memory import Mappings, address_of
 from coprep._modules import digest_of as _hash
 from coprep._modules import full_name, is_users, parts_of, sources_of
 from coprep._names import MAINS, member_at
-from coprep._patches import HEAP_TYPE, patches
+from coprep._patches import HEAP_TYPE, Patches
 from coprep._private import Private, path_to, reason_of, token_of, tokens_within
 from coprep._reducing import is_dispatcher
 from coprep._snapshot import Snapshot, contents_of
@@ -342,12 +342,13 @@ class _Walk:
         """Yields the parts of all that the values led to."""
         switched = {name: self.named(name, value) for name, value in switches()}
         replaced: dict[str, bytes] = {}
+        patches = Patches(self._of_user)
         is_complete = False
         self._take_closure()
         while not is_complete:
             self._hash_reached()
             known = len(self._modules)
-            for name, value in patches([*self._modules, "builtins"]).items():
+            for name, value in patches.of([*self._modules, "builtins"]).items():
                 if name not in replaced:
                     replaced[name] = self.named(f"replaced {name}", value)
             for name, value in switches_of(self._modules):

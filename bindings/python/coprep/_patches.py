@@ -9,10 +9,8 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
-
-from coprep._modules import is_users
 
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 """The flag of a class that was made at runtime, and so is not built in."""
@@ -49,31 +47,39 @@ class _Scanned(NamedTuple):
 _scanned: dict[str, _Scanned] = {}
 
 
-def patches(names: Iterable[str]) -> dict[str, Any]:
-    """Returns the user's code in imported library modules, in their classes, and in modules that they have imported."""
-    scan = _Scan()
-    near = set(names)
-    for name in list(near):
-        near.update(scan.of(name).modules)
-    found: dict[str, Any] = {}
-    for name in sorted(near):
-        found.update(scan.of(name).found)
-    return found
-
-
 _NOTHING = _Scanned(None, {}, [], [], [], {})
 
 
-class _Scan:
-    """Looks at modules, and knows for a while which are the user's."""
+class Patches:
+    """The user's code in modules of libraries, each of which is looked at once.
 
-    def __init__(self) -> None:
-        self._is_users = functools.cache(is_users)
+    Args:
+        is_users: returns whether a module is the user's.
+    """
 
-    def of(self, name: str) -> _Scanned:
-        module = sys.modules.get(name)
-        if module is None or self._is_users(name):
-            return _NOTHING
+    def __init__(self, is_users: Callable[[Any], bool]) -> None:
+        self._is_users = is_users
+        self._looked_at: dict[str, _Scanned] = {}
+
+    def of(self, names: Iterable[str]) -> dict[str, Any]:
+        """Returns the user's code in imported modules, in their classes, and in modules that they have imported."""
+        near = set(names)
+        for name in list(near):
+            near.update(self._scanned(name).modules)
+        found: dict[str, Any] = {}
+        for name in sorted(near):
+            found.update(self._scanned(name).found)
+        return found
+
+    def _scanned(self, name: str) -> _Scanned:
+        known = self._looked_at.get(name)
+        if known is None:
+            module = sys.modules.get(name)
+            known = _NOTHING if module is None or self._is_users(name) else self._present(name, module)
+            self._looked_at[name] = known
+        return known
+
+    def _present(self, name: str, module: Any) -> _Scanned:
         kept = _scanned.get(name)
         if kept is None or not kept.is_present(module):
             kept = _scanned[name] = self._anew(name, module)
