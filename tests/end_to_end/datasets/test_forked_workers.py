@@ -413,3 +413,39 @@ def test_with_persistent_workers_a_changed_dataset_stays_in_its_stream(start: St
         do(job, "take()")
         assert sorted(seen(job)) == list(range(N))
     assert len(coprep.status()["streams"]) == 1
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_each_job_has_samples_of_its_own_code_when_files_are_edited(
+    start: Start, tmp_path: Path, persistent: bool
+) -> None:
+    def write(value: int) -> None:
+        (tmp_path / "helper.py").write_text(f"def value():\n    return {value}\n")
+        (tmp_path / "edited.py").write_text(
+            "import helper\n"
+            f"CONSTANT = {10 * value}\n"
+            "class Data:\n    def __len__(self):\n        return 12\n"
+            f"    def __getitem__(self, i):\n        return {100 * value} + CONSTANT + helper.value()\n"
+        )
+
+    write(1)
+    begin = f"import edited; begin(edited.Data(), persistent_workers={persistent})"
+    values = "print(sorted({int(value) for batch in loader for value in batch[0]}))"
+    path = f"{HERE}{os.pathsep}{tmp_path}"
+    first = start(DRIVEN, PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
+    assert do(first, begin, values) == ["[111]"]
+    write(2)
+    second = start(DRIVEN, PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
+    assert do(second, begin, values) == ["[222]"]
+    for _ in range(2):
+        assert do(first, values) == ["[111]"]
+        assert do(second, values) == ["[222]"]
+    # The coordinator is started anew.
+    os.kill(coordinator_pid(), signal.SIGKILL)
+    assert do(first, values) == ["[111]"]
+    assert do(second, values) == ["[222]"]
+    write(1)
+    third = start(DRIVEN, PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
+    assert do(third, begin, values) == ["[111]"]
+    streams = [do(job, "print(loader._native.attached()['stream'])") for job in (first, second, third)]
+    assert streams[0] == streams[2] != streams[1]
