@@ -1,8 +1,8 @@
 """Sixty kinds of objects that datasets hold, to see whether processes agree on their identity, used or not.
 
-By hand, with an environment that has albumentations, MONAI, kornia, Hydra and so on:
+By hand, with an environment that has coprep, albumentations, MONAI, kornia, Hydra and so on:
 
-    PYTHONPATH=bindings/python python tests/support/identity_catalogue.py
+    python tests/support/identity_catalogue.py
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 //! Identities of streams, caches and loaded user code, and descriptions of their differences for people.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use coprep_pipeline::Dataset;
@@ -47,8 +48,12 @@ pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> 
     }
     let mut parts = Vec::new();
     if let (Some(a), Some(b)) = (&a.identity, &b.identity) {
-        parts.extend(parts_that_differ(&a.dataset, &b.dataset));
-        parts.extend(parts_that_differ(&a.rest, &b.rest));
+        // A dataset and its transform may depend on the same settings, which are named once.
+        // A dataset and its transform may depend on the same settings, which are named once.
+        parts.extend(parts_that_differ(
+            a.dataset.iter().chain(&a.rest),
+            b.dataset.iter().chain(&b.rest),
+        ));
         if a.in_job != b.in_job {
             parts.push("num_workers=0".into());
         }
@@ -144,16 +149,17 @@ fn operators_that_differ(a: &[Op], b: &[Op]) -> Option<String> {
 }
 
 /// Returns the names of the parts in which two identities differ.
-fn parts_that_differ(a: &[IdentityPart], b: &[IdentityPart]) -> Vec<String> {
-    let of = |parts: &[IdentityPart]| -> std::collections::BTreeMap<String, u128> {
-        parts.iter().map(|p| (p.name.clone(), p.hash)).collect()
-    };
-    let (a, b) = (of(a), of(b));
-    let names: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+fn parts_that_differ<'a>(
+    a: impl Iterator<Item = &'a IdentityPart>,
+    b: impl Iterator<Item = &'a IdentityPart>,
+) -> Vec<String> {
+    let a: BTreeMap<&str, u128> = a.map(|p| (p.name.as_str(), p.hash)).collect();
+    let b: BTreeMap<&str, u128> = b.map(|p| (p.name.as_str(), p.hash)).collect();
+    let names: BTreeSet<&str> = a.keys().chain(b.keys()).copied().collect();
     let differing = names
         .into_iter()
         .filter(|name| a.get(*name) != b.get(*name));
-    causes(differing.cloned().collect())
+    causes(differing.map(str::to_owned).collect())
 }
 
 /// Leaves out the classes of the script where a variable of the script differs.
@@ -220,7 +226,8 @@ mod tests {
                 part("global RUN", global),
             ]
         };
-        let differ = |b: [IdentityPart; 3]| parts_that_differ(&of(1, 1, 1), &b);
+        let before = of(1, 1, 1);
+        let differ = |b: [IdentityPart; 3]| parts_that_differ(before.iter(), b.iter());
         assert_eq!(differ(of(2, 1, 2)), ["global RUN"]);
         assert_eq!(differ(of(2, 2, 2)), ["dataset.root", "global RUN"]);
         assert_eq!(differ(of(2, 1, 1)), ["dataset"]);
