@@ -9,31 +9,35 @@ use std::thread;
 use pyo3::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Bytes that one thread hashes at a time.
-const CHUNK: usize = 4 << 20;
 /// More threads than this read memory no faster.
 const MOST_THREADS: usize = 8;
 
-/// Returns the digest of `length` bytes at `address`, which belong to an array that the caller holds.
+/// Returns the digest of `length` bytes at `address`, which belong to an array that the caller holds. If there are more
+/// than `chunk` bytes, it is the digest of the digests of their chunks, which several threads make.
 ///
 /// The digest does not withstand attacks, and need not: whoever could make two arrays alike is the user whose jobs would
 /// share them.
 #[pyfunction]
-pub(crate) fn content_digest(py: Python<'_>, address: usize, length: usize) -> [u8; 16] {
+pub(crate) fn content_digest(
+    py: Python<'_>,
+    address: usize,
+    length: usize,
+    chunk: usize,
+) -> [u8; 16] {
     if length == 0 {
-        return digest(&[]);
+        return digest(&[], chunk);
     }
     // SAFETY: the caller gives the address and the length of a contiguous array, and keeps it while this runs. If another
     // thread writes to it meanwhile, the digest is of no use, as that of any such array.
     let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, length) };
-    py.detach(|| digest(bytes))
+    py.detach(|| digest(bytes, chunk))
 }
 
-fn digest(bytes: &[u8]) -> [u8; 16] {
-    if bytes.len() <= CHUNK {
+fn digest(bytes: &[u8], chunk: usize) -> [u8; 16] {
+    if bytes.len() <= chunk {
         return xxh3_128(bytes).to_le_bytes();
     }
-    let chunks: Vec<&[u8]> = bytes.chunks(CHUNK).collect();
+    let chunks: Vec<&[u8]> = bytes.chunks(chunk.max(1)).collect();
     let mut digests = vec![[0; 16]; chunks.len()];
     let threads = thread::available_parallelism().map_or(1, |n| n.get().min(MOST_THREADS));
     let share = chunks.len().div_ceil(threads);

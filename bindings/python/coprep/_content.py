@@ -12,20 +12,27 @@ from coprep._coprep import content_digest
 from coprep._memory import address_of
 from coprep._modules import digest_of as _hash
 
+_CHUNK = 4 << 20
+"""Bytes of an array that are hashed at a time, about."""
+
 
 def array_digest(array: npt.NDArray[Any]) -> bytes:
     """Returns the digest of an array without objects."""
     about = repr((array.dtype, array.dtype.str, array.shape)).encode()
     if array.dtype.names is not None:  # There may be undefined bytes between fields.
         return _hash(about, *(array_digest(array[name]) for name in array.dtype.names))
-    if array.nbytes == 0 or array.flags.c_contiguous:
-        return _hash(about, _digest_of_contents(array))
-    blocks = np.nditer(array, flags=["external_loop", "buffered"], order="C", buffersize=1 << 18)
-    return _hash(about, *(_digest_of_contents(np.ascontiguousarray(block)) for block in blocks))
+    # Whole elements, so that the digest does not depend on how the array lies in memory.
+    elements = max(1, _CHUNK // max(1, array.itemsize))
+    chunk = elements * array.itemsize
+    if array.nbytes <= chunk or array.flags.c_contiguous:
+        return _hash(about, _bytes_digest(np.ascontiguousarray(array), chunk))
+    chunks = (array.flat[begin : begin + elements] for begin in range(0, array.size, elements))
+    digests = np.frombuffer(b"".join(_bytes_digest(part, chunk) for part in chunks), np.uint8)
+    return _hash(about, _bytes_digest(digests, digests.nbytes))
 
 
-def _digest_of_contents(array: npt.NDArray[Any]) -> bytes:
-    return content_digest(address_of(array), array.nbytes)
+def _bytes_digest(array: npt.NDArray[Any], chunk: int) -> bytes:
+    return content_digest(address_of(array), array.nbytes, chunk)
 
 
 def tensor_digest(tensor: Any) -> bytes:

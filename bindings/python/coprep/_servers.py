@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from coprep._modules import edited_files
 from coprep._packing import pack, unpack
 from coprep._program import Program
 
@@ -144,6 +143,8 @@ def _spawn(program: Program, samples: int, control: int, context: Any, method: s
     Raises:
         RuntimeError: it would import other code than this process has.
     """
+    from coprep._modules import edited_files
+
     if edited := edited_files():
         raise RuntimeError(
             f"{', '.join(edited)} was edited after this job had imported it, and a spawned process would import "
