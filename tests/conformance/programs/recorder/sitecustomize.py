@@ -13,25 +13,37 @@ import os
 from pathlib import Path
 from typing import Any
 
-FOLDER = os.environ.get("PROGRAMS_RECORD")
-_depth = 0
-"""Number of nested calls of `__iter__`: coprep's may call PyTorch's, and then only the outer one is recorded."""
-_begun = 0
-"""Number of passes that this process has begun."""
-_open: dict[int, dict[str, Any]] = {}
-"""Passes that are begun and not written, by number. Some programs leave a pass after its last batch, before its end."""
-_pid = os.getpid()
+
+class State:
+    """The recording of this process."""
+
+    def __init__(self) -> None:
+        self.folder = os.environ.get("PROGRAMS_RECORD")
+        self.depth = 0
+        """Number of nested calls of `__iter__`: coprep's may call PyTorch's. Only the outer one is recorded."""
+        self.begun = 0
+        """Number of passes that this process has begun."""
+        self.open: dict[int, dict[str, Any]] = {}
+        """Passes that are begun and not written, by number. Some programs leave a pass after its last batch, before its
+        end.
+        """
+        self.pid = os.getpid()
+
+    def __coprep_identity__(self) -> None:
+        """Lets programs share: samples do not depend on the recording, which replaces a method of PyTorch's loader."""
+
+
+state = State()
 
 
 class Recorded:
     """An iterator over batches that records each of them."""
 
     def __init__(self, loader: Any, iterator: Any, order: str) -> None:
-        global _begun
         self._iterator = iterator
-        self._number = _begun
-        _begun += 1
-        self._pass = _open[self._number] = {
+        self._number = state.begun
+        state.begun += 1
+        self._pass = state.open[self._number] = {
             "rank": rank(),
             "number": self._number,
             # A loader that cannot share delegates to PyTorch's loader, which it keeps in `_private`.
@@ -69,18 +81,18 @@ class Recorded:
 
 def write(number: int) -> None:
     """Writes down a pass, unless that was done."""
-    one = _open.pop(number, None)
+    one = state.open.pop(number, None)
     # PyTorch's workers are forks with copies of these variables, and must not write the passes again. Lightning calls
     # `iter` of a loader of a class that it does not know only to see whether it can, and takes no batch.
-    if one is not None and one["sizes"] and os.getpid() == _pid:
-        with open(Path(FOLDER or ".") / f"rank-{one['rank']}.jsonl", "a") as file:
+    if one is not None and one["sizes"] and os.getpid() == state.pid:
+        with open(Path(state.folder or ".") / f"rank-{one['rank']}.jsonl", "a") as file:
             file.write(json.dumps(one) + "\n")
 
 
 @atexit.register
 def write_all() -> None:
     """Writes down the passes that did not end."""
-    for number in list(_open):
+    for number in list(state.open):
         write(number)
 
 
@@ -138,13 +150,12 @@ def recording(cls: Any) -> None:
     given = cls.__iter__
 
     def __iter__(self: Any) -> Any:
-        global _depth
-        _depth += 1
+        state.depth += 1
         try:
             iterator = given(self)
         finally:
-            _depth -= 1
-        return iterator if _depth else Recorded(self, iterator, order_of(self))
+            state.depth -= 1
+        return iterator if state.depth else Recorded(self, iterator, order_of(self))
 
     cls.__iter__ = __iter__
 
@@ -166,5 +177,5 @@ def main() -> None:
         recording(coprep._loader.DataLoader)
 
 
-if FOLDER:
+if state.folder:
     main()
