@@ -4,8 +4,10 @@
     reason = "reads the memory of an array, which is known by its address"
 )]
 
+use std::sync::Mutex;
 use std::thread;
 
+use coprep_shared_memory::lock::lock;
 use pyo3::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -37,18 +39,22 @@ fn digest(bytes: &[u8], chunk: usize) -> [u8; 16] {
     if bytes.len() <= chunk {
         return xxh3_128(bytes).to_le_bytes();
     }
-    let chunks: Vec<&[u8]> = bytes.chunks(chunk.max(1)).collect();
-    let mut digests = vec![[0; 16]; chunks.len()];
+    let chunk = chunk.max(1);
+    let mut digests = vec![[0; 16]; bytes.len().div_ceil(chunk)];
     let threads = thread::available_parallelism().map_or(1, |n| n.get().min(MOST_THREADS));
-    let share = chunks.len().div_ceil(threads);
-    thread::scope(|scope| {
-        for (chunks, digests) in chunks.chunks(share).zip(digests.chunks_mut(share)) {
-            scope.spawn(move || {
-                for (chunk, digest) in chunks.iter().zip(digests) {
-                    *digest = xxh3_128(chunk).to_le_bytes();
-                }
-            });
+    let left = Mutex::new(bytes.chunks(chunk).zip(&mut digests));
+    let next = || lock(&left).next();
+    let work = || {
+        while let Some((chunk, digest)) = next() {
+            *digest = xxh3_128(chunk).to_le_bytes();
         }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            // Without another thread this one does all.
+            let _ = thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
     });
     xxh3_128(digests.as_flattened()).to_le_bytes()
 }

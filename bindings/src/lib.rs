@@ -29,8 +29,9 @@
 //! # Without the GIL
 //!
 //! `gil_used = false` is true: no state is kept between calls but in the classes. PyO3 requires each class to be `Send` and
-//! `Sync`, which the compiler checks: the only unsafe code is that of `dlpack` and `content`, which assert neither. All classes but
-//! `WorkerLink` are frozen and lock what changes. Two calls of one `WorkerLink` at a time are refused by PyO3's borrow check, which is atomic.
+//! `Sync`, which the compiler checks: the only unsafe code is that of `dlpack` and `content`, which assert neither. All
+//! classes but `WorkerLink` are frozen and lock what changes. Two calls of one `WorkerLink` at a time are refused by PyO3's
+//! borrow check, which is atomic.
 #![deny(unsafe_code)]
 
 mod array;

@@ -613,9 +613,12 @@ class _Walk:
         for name, value in vars(local).items():
             told = len(self._private)
             digest = None if value is None or isinstance(value, io.IOBase) else self.plain((name, value))
-            if digest is not None and len(self._private) == told:
+            # Something else that cannot be compared may hold settings beside a handle, and keeps its job from sharing.
+            is_handle = not hasattr(value, "__dict__") and not isinstance(value, Iterable)
+            if is_handle and len(self._private) > told:
+                del self._private[told:]
+            elif digest is not None:
                 digests.append(digest)
-            del self._private[told:]
         return b"l" + _hash(*digests)
 
     def _file(self, file: Any) -> bytes:

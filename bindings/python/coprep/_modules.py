@@ -72,7 +72,7 @@ def parts_of(names: Iterable[str]) -> list[Part]:
 
 
 _remembered: dict[str, bytes] = {}
-"""Digests of the files of the user's modules, as they were when this process had just imported them."""
+"""Digests of the files of the user's modules, as they were when the first loader saw them in this process."""
 
 
 def remember_files() -> None:

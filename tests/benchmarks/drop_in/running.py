@@ -86,8 +86,9 @@ class Peak:
 
     def look(self) -> None:
         sizes = [pss_bytes(pid) for pid in trees(self.roots)]
-        # A process may have ended meanwhile.
-        self.sizes.append(sum(size or 0 for size in sizes))
+        # A process may have ended meanwhile. Without permission no size is known.
+        if any(sizes):
+            self.sizes.append(sum(size or 0 for size in sizes))
 
 
 def run(plans: Sequence[Plan], folder: Path) -> Outcome:

@@ -11,35 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.drop_in import (
-    changes,
-    detection,
-    figures,
-    first_batch,
-    identity,
-    many_loaders,
-    memory,
-    one_pass,
-    ragged,
-    running,
-)
+from tests.benchmarks.drop_in import figures, identity, one_pass, ragged, running
+from tests.benchmarks.drop_in.__main__ import CASES
 from tests.benchmarks.drop_in.case import Case, Once, Setting, as_json, column, known
 from tests.benchmarks.drop_in.datasets import opened
 from tests.benchmarks.drop_in.figures import Figure, ratios, shown
 from tests.benchmarks.drop_in.passes import Pass, all_passes_s, border_to_gap, first_pass_s, later_pass_s, passes_of
 from tests.benchmarks.drop_in.plan import Part, Plan
 from tests.benchmarks.drop_in.report import Results, write
-
-CASES = (
-    detection.CASE,
-    ragged.CASE,
-    identity.CASE,
-    first_batch.CASE,
-    many_loaders.CASE,
-    changes.CASE,
-    one_pass.CASE,
-    memory.CASE,
-)
 
 
 def figure(*values: float, at_most: float | None = 1.1) -> Figure:
@@ -153,7 +132,7 @@ def test_staging_is_that_of_all_streams() -> None:
     assert running.highest_mib([]) is None
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
 def test_a_case_without_measurements_says_so_at_each_bar(case: Case) -> None:
     found = case.figures([Once({}, [])])
     assert {one.verdict for one in found} == {"not measured"}

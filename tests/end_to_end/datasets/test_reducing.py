@@ -115,6 +115,8 @@ def test_values_of_a_thread_count_without_handles() -> None:
         assert fingerprint({"x": local}) != fingerprint({"x": other})
         other.number = 5
         assert fingerprint({"x": local}) == fingerprint({"x": other})
+        local.both = {"size": 5, "database": local.database}
+        assert fingerprint({"x": local}) != fingerprint({"x": other}), "a setting beside a handle counts"
 
 
 def test_locks_count_by_their_kind() -> None:
