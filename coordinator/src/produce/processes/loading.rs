@@ -157,7 +157,7 @@ impl Inspection<'_> {
         let mut answer = first.answer(limit.min(ALONE))?;
         let mut others = match answer {
             Some(_) => Vec::new(),
-            None => self.start_others(ids)?,
+            None => self.start_others(ids),
         };
         while answer.is_none() {
             let left = end.saturating_duration_since(Instant::now());
@@ -196,17 +196,15 @@ impl Inspection<'_> {
         }
     }
 
-    /// Starts the workers but the first, with a sample each.
-    fn start_others(
-        &self,
-        ids: &[u32],
-    ) -> std::result::Result<Vec<Inspector<'_>>, InspectionError> {
+    /// Starts the workers but the first, with a sample each. Those that cannot be started are left out: the first one may
+    /// answer without them.
+    fn start_others(&self, ids: &[u32]) -> Vec<Inspector<'_>> {
         let others = (1..self.workers).zip(ids.iter().skip(1));
-        others
-            .map(|(id, sample)| {
-                self.start_worker(id, &code::probe(&[*sample], 1, self.split, false))
-            })
-            .collect()
+        let start = |(id, sample): (u32, &u32)| {
+            let probe = code::probe(&[*sample], 1, self.split, false);
+            self.start_worker(id, &probe).ok()
+        };
+        others.filter_map(start).collect()
     }
 }
 
