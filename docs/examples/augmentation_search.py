@@ -56,15 +56,17 @@ def run_trial(strength: float, args: argparse.Namespace) -> float:
     torch.set_num_threads(args.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dataset = make_dataset(args.data / "train", 2 * args.size)
+    # By default the workers of a spawned process are spawned too, and each imports PyTorch anew. Forked ones do not.
+    workers = {"num_workers": args.workers, "multiprocessing_context": "fork"}
     train = DataLoader(
         dataset,
         args.batch_size,
         shuffle=True,
         transform=make_transform(strength, args.size),
         cache="decoded",
-        num_workers=args.workers,
+        **workers,
     )
-    val = DataLoader(make_dataset(args.data / "val", args.size), args.batch_size, num_workers=args.workers)
+    val = DataLoader(make_dataset(args.data / "val", args.size), args.batch_size, **workers)
     model = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=len(dataset.classes)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     for _ in range(args.epochs):

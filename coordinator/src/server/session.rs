@@ -292,6 +292,7 @@ impl Session<'_> {
     fn give_credentials(&mut self, request: &GiveCredentials) -> Result<Option<Reply>> {
         if let Some(given) = &self.given {
             given.provider().give(&request.given);
+            tracing::debug!("a job has given new credentials of its stores");
             return Ok(None);
         }
         let given = self.registry.take_credentials(request, &self.client)?;
