@@ -64,20 +64,27 @@ def shm() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if "coprep" in name and "fuzz" not in name}
 
 
+_HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+_SPAWNED = b"multiprocessing.spawn"
+
+
 def processes_of(socket: Path) -> list[int]:
     """Returns the processes with this socket in their environment: jobs, the coordinator, fork servers and workers.
 
-    Those with which ``multiprocessing`` starts new interpreters stay as long as their program, and are left out.
+    Those that ``multiprocessing`` has started to fork others stay as long as their program, and are left out.
     """
-    helpers = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
     found = []
     for folder in Path("/proc").iterdir():
         # The process may have ended since it was listed, or it is another user's.
         with contextlib.suppress(OSError):
             if folder.name.isdecimal() and os.fsencode(socket) in (folder / "environ").read_bytes():
                 command = (folder / "cmdline").read_bytes()
-                if not any(helper in command for helper in helpers):
-                    found.append(int(folder.name))
+                if any(helper in command for helper in _HELPERS):
+                    continue
+                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                if _SPAWNED in command and _SPAWNED not in Path(f"/proc/{parent}/cmdline").read_bytes():
+                    continue
+                found.append(int(folder.name))
     return found
 
 

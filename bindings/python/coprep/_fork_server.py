@@ -11,16 +11,14 @@ import contextlib
 import gc
 import mmap
 import os
-import select
 import signal
 import socket
-import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from coprep import _exchange
-from coprep._processes import Parent, Signals, fork, leave_parent, reset_signals
+from coprep._processes import Parent, Signals, ending_with, fork, leave_parent, reset_signals
 from coprep._program import Program
 from coprep._worker import Layout, Start, run_worker
 
@@ -80,7 +78,9 @@ class _ForkServer(Parent):
     def serve(self, load: Callable[[], Source]) -> None:
         """Serves the coordinator until it hangs up."""
         try:
-            with self._ending_when_hung_up():
+            # A fork has its dataset at once, and no threads.
+            is_fork = self._job is not None
+            with contextlib.nullcontext() if is_fork else ending_with(self._channel.socket):
                 self._source = load()
         except Exception as error:
             self._report_failure("load", None, error)
@@ -89,33 +89,6 @@ class _ForkServer(Parent):
         self._send_event("ready", (me,), pid=os.getpid(), samples=self._source.samples)
         os.close(me)
         self.run()
-
-    @contextlib.contextmanager
-    def _ending_when_hung_up(self) -> Iterator[None]:
-        """Ends this process if the coordinator hangs up in the block, which may take as long as large imports do."""
-        if self._job is not None:
-            # A fork has its dataset at once, and no threads.
-            yield
-            return
-        stop, stopped = os.pipe()
-        watch = select.poll()
-        watch.register(self._channel.socket, 0)
-        watch.register(stop, select.POLLIN)
-
-        def end_if_hung_up() -> None:
-            if any(descriptor != stop for descriptor, _ in watch.poll()):
-                os._exit(1)
-
-        watcher = threading.Thread(target=end_if_hung_up, daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            # Not by closing it: a process that user code has forked meanwhile would hold it open.
-            os.write(stopped, b".")
-            watcher.join()
-            os.close(stop)
-            os.close(stopped)
 
     def _map(self, **layout: Any) -> None:
         file = self._channel.descriptors.pop(0)

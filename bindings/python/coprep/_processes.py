@@ -16,12 +16,16 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 _LENGTH = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
+_MOST_DESCRIPTORS = 253
+"""Largest number of descriptors in one message, as the kernel allows it."""
 _GRACE = 0.5
 """Seconds that workers get to finish their samples when nobody needs them any more."""
 
@@ -117,7 +121,36 @@ def is_hung_up(sock: socket.socket) -> bool:
     return any(events & (select.POLLHUP | select.POLLERR) for _, events in watch.poll(0))
 
 
-class _Channel:
+@contextlib.contextmanager
+def ending_with(*descriptors: int | socket.socket) -> Iterator[None]:
+    """Ends this process if the other side of a socket hangs up, or a process ends (pidfd), in the block.
+
+    The block may take as long as large imports do.
+    """
+    stop, stopped = os.pipe()
+    watch = select.poll()
+    for descriptor in descriptors:
+        # A socket may have messages to be read, but the descriptor of a process is readable when it has ended.
+        watch.register(descriptor, 0 if isinstance(descriptor, socket.socket) else select.POLLIN)
+    watch.register(stop, select.POLLIN)
+
+    def end_if_gone() -> None:
+        if any(descriptor != stop for descriptor, _ in watch.poll()):
+            os._exit(1)
+
+    watcher = threading.Thread(target=end_if_gone, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        # Not by closing it: a process that user code has forked meanwhile would hold it open.
+        os.write(stopped, b".")
+        watcher.join()
+        os.close(stop)
+        os.close(stopped)
+
+
+class Channel:
     """Messages over a socket, each with its length before it. Some come with file descriptors."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -148,7 +181,7 @@ class _Channel:
                     message = bytes(received[_LENGTH.size : end])
                     del received[:end]
                     return message
-            data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)
+            data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, _MOST_DESCRIPTORS)
             self.descriptors += descriptors
             if not data:
                 return None
@@ -164,7 +197,7 @@ class Parent:
     """
 
     def __init__(self, control: socket.socket, job: int | None) -> None:
-        self._channel = _Channel(control)
+        self._channel = Channel(control)
         self._job = job
         self._children: dict[int, tuple[int, int]] = {}  # number and process id, by descriptor of the process
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
-import io
 import os
 import select
 import socket
@@ -95,7 +93,9 @@ class JobCode:
         elif method == "fork":
             _children[_fork(self._program, self._samples, control)] = None
         else:
-            _children.update([_spawn(self._program, self._samples, control, self._context, method)])
+            from coprep._spawning import spawn
+
+            spawn(self._program, self._samples, control, self._context, method)
 
     def server_ends(self, pid: int) -> None:
         """Waits a moment for the end of a fork server, if this process started it: its memory is free then."""
@@ -135,83 +135,6 @@ def _fork(program: Program, samples: int, control: int) -> int:
         source = _fork_server.Source(lambda: program, samples, collects)
         _fork_server.run_fork_server(socket.socket(fileno=control), lambda: source, job)
     return pid
-
-
-def _spawn(program: Program, samples: int, control: int, context: Any, method: str) -> tuple[int, Any]:
-    """Starts a new interpreter as PyTorch does, which loads the dataset in each worker.
-
-    Raises:
-        RuntimeError: it would import other code than this process has.
-    """
-    from coprep._modules import edited_files
-
-    if edited := edited_files():
-        raise RuntimeError(
-            f"{', '.join(edited)} was edited after this job had imported it, and a spawned process would import "
-            "the new code: start the job anew, or use multiprocessing_context='fork' or persistent_workers=True"
-        )
-    if "torch" in sys.modules:
-        # It lets tensors travel as shared memory.
-        import torch.multiprocessing  # noqa: F401
-    if context is None or isinstance(context, str):
-        import multiprocessing
-
-        context = multiprocessing.get_context(method)
-    with socket.socket(fileno=os.dup(control)) as copy:
-        process = context.Process(
-            target=_serve_spawned, args=(copy, _Pickled(program), samples, gc.isenabled()), daemon=True
-        )
-        process.start()
-    return process.pid, process
-
-
-class _Pickled:
-    """A program that is pickled now and loaded in each worker."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-
-    def __reduce__(self) -> Any:
-        from multiprocessing.reduction import ForkingPickler
-
-        modules = set()
-
-        class Pickler(ForkingPickler):
-            def reducer_override(self, obj: Any) -> Any:
-                modules.add(getattr(obj, "__module__", None) or type(obj).__module__)
-                return NotImplemented
-
-        data = io.BytesIO()
-        Pickler(data).dump(tuple(self._program))
-        return _Pickle, (data.getvalue(), sorted(map(str, modules)))
-
-
-class _Pickle:
-    def __init__(self, data: bytes, modules: list[str]) -> None:
-        self._data = data
-        self._modules = modules
-
-    def import_modules(self) -> None:
-        """Imports the modules of the program here, so that its workers need not do so each."""
-        for name in self._modules:
-            # A worker reports an import that fails.
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
-
-    def load(self) -> Program:
-        from multiprocessing.reduction import ForkingPickler
-
-        return Program(*ForkingPickler.loads(self._data))
-
-
-def _serve_spawned(control: socket.socket, pickled: Any, samples: int, collects: bool) -> None:
-    from coprep._fork_server import Source, run_fork_server
-
-    def load() -> Source:
-        pickled.import_modules()
-        return Source(pickled.load, samples, collects)
-
-    run_fork_server(control, load, None)
 
 
 def _start_interpreter(program: Program, control: int, *, spawn: bool) -> tuple[int, Any]:

@@ -218,8 +218,11 @@ def descriptors(pid: int) -> int:
 
 
 def zombies(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [child for child in map(int, text.split()) if gone(child)]
+    return [child for child in children(pid) if gone(child)]
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 # --- when workers end -----------------------------------------------------------------------------------------
@@ -234,6 +237,16 @@ def test_workers_end_with_the_pass(socket_path: Path) -> None:
             assert workers
             until(lambda workers=workers: all(map(gone, workers)), "they end", SOON)
             until(lambda: set(processes_of(socket_path)) <= {coordinator_pid()}, "so does their fork server", SOON)
+
+
+@pytest.mark.parametrize("pause", [0.005, 0.5])
+def test_workers_that_have_inspected_samples_end(pause: float) -> None:
+    with coprep.DataLoader(ud.Numbers(24, pause=pause), 4, **NUMPY) as loader:
+        batches = iter(loader)
+        next(batches)
+        (server,) = {parent(worker) for worker in stream()["worker_pids"]}
+        until(lambda: set(children(server)) == set(stream()["worker_pids"]), "the others end", SOON)
+        del batches
 
 
 def test_persistent_workers_stay_until_the_loader_is_closed() -> None:
@@ -407,11 +420,10 @@ def test_with_persistent_workers_a_changed_dataset_stays_in_its_stream(start: St
     workers_of(first)
     do(changed, "data.root = 'changed'")
     first.kill()
-    do(other, "take(3)")
-    workers_of(other)
-    for job in (changed, other):
+    for job in (other, changed):
         do(job, "take()")
         assert sorted(seen(job)) == list(range(N))
+    workers_of(other)
     assert len(coprep.status()["streams"]) == 1
 
 

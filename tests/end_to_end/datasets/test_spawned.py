@@ -165,3 +165,51 @@ def test_a_job_whose_code_was_edited_spawns_no_other_code(socket_path: Path, tmp
     first, refused, third, fourth = done.stdout.splitlines()
     assert first == third == fourth == "3"
     assert "data.py was edited after this job had imported it" in refused
+
+
+ONCE = """
+import os, signal, sys
+from multiprocessing import Pipe
+from pathlib import Path
+import coprep
+
+SEEN = Path(__file__).with_name("seen")
+
+class Data:
+    def __init__(self):
+        self.pipes = [Pipe()[0] for _ in range(300)]
+        self.inodes = [os.fstat(end.fileno()).st_ino for end in self.pipes]
+
+    def __len__(self):
+        return len(self.pipes)
+
+    def __getitem__(self, i):
+        assert os.fstat(self.pipes[i].fileno()).st_ino == self.inodes[i]
+        return i + 1000 * int(os.environ["SETTING"])
+
+def take():
+    options = dict(batch_size=10, num_workers=2, multiprocessing_context="spawn", framework="numpy")
+    loader = coprep.DataLoader(Data(), **options)
+    return [[i for batch in loader for i in batch.tolist()] for _ in range(2)]
+
+if __name__ == "__main__":
+    first, again = take(), take()
+    os.environ["SETTING"] = "2"
+    other = take()
+    os.kill(int(SEEN.read_text().split()[-1]), signal.SIGKILL)
+    print(first == again == 2 * [[*range(1000, 1300)]], other == take() == 2 * [[*range(2000, 2300)]])
+    print(*SEEN.read_text().split()[::2])
+else:
+    with SEEN.open("a") as file:
+        file.write(f"{os.environ['SETTING']} {os.getpid()}\\n")
+"""
+
+
+def test_a_job_starts_one_interpreter_for_its_loaders(socket_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ONCE)
+    command = [sys.executable, tmp_path / "script.py"]
+    env = {**os.environ, "SETTING": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, env=env)
+    assert done.returncode == 0, done.stderr
+    # The second one has the environment as it is then. It is killed, and the third one takes its place.
+    assert done.stdout.splitlines() == ["True True", "1 2 2"]

@@ -175,7 +175,6 @@ impl Inspection<'_> {
                 answered => matches!(answered, Ok(None)),
             });
         }
-        // Workers that are still busy end when they find their sockets closed.
         answer.ok_or_else(|| code_failed("the first samples have no answer").into())
     }
 
@@ -258,6 +257,14 @@ impl Inspector<'_> {
         let limit = limit.as_secs_f64();
         code_failed(format!("the first samples took longer than {limit} s"))
             .with_remedy("give a longer timeout, or run with num_workers=0 to see why")
+    }
+}
+
+impl Drop for Inspector<'_> {
+    /// Ends the worker, also one that is still busy, as soon as it looks at its socket. The fork server's state has a copy
+    /// of that, so it does not close by itself.
+    fn drop(&mut self) {
+        self.channel.hang_up();
     }
 }
 
