@@ -56,7 +56,7 @@ def run_trial(strength: float, args: argparse.Namespace) -> float:
     torch.set_num_threads(args.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dataset = make_dataset(args.data / "train", 2 * args.size)
-    # By default the workers of a spawned process begin in a new interpreter, which imports PyTorch anew.
+    # In a spawned process workers are spawned too, and import PyTorch anew, unless the loader says otherwise.
     workers = {"num_workers": args.workers, "multiprocessing_context": "fork"}
     train = DataLoader(
         dataset,

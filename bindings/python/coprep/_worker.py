@@ -77,7 +77,9 @@ def run_worker(start: Start) -> NoReturn:
         detach()
         _name_process(start.number)
         keep_freed_memory()
-        _Worker(start).run()
+        # The name keeps it until the process has ended, so that the dataset's `__del__` does not run.
+        worker = _Worker(start)
+        worker.run()
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -49,7 +49,6 @@ pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> 
     let mut parts = Vec::new();
     if let (Some(a), Some(b)) = (&a.identity, &b.identity) {
         // A dataset and its transform may depend on the same settings, which are named once.
-        // A dataset and its transform may depend on the same settings, which are named once.
         parts.extend(parts_that_differ(
             a.dataset.iter().chain(&a.rest),
             b.dataset.iter().chain(&b.rest),

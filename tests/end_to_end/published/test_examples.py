@@ -21,6 +21,8 @@ from photos import make_folder
 from waiting import WAIT
 
 pytest.importorskip("torchvision")
+# Each process of a script imports PyTorch, which takes some ten seconds beside other tests.
+pytestmark = pytest.mark.timeout(6 * WAIT)
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 TRAIN, VAL = 200, 40
@@ -75,7 +77,7 @@ class Example:
     def wait(self) -> Example:
         """Waits until the script has ended successfully."""
         try:
-            for _ in range(int(WAIT * 2.5 / 0.05)):
+            for _ in range(int(WAIT * 5 / 0.05)):
                 # The waits are short, since a stream's totals are gone with the stream: they are read in between.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     out, err = self._process.communicate(timeout=0.05)
