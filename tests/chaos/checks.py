@@ -434,7 +434,8 @@ def _others_failed(ranks: Sequence[Rank], rank: Rank) -> bool:
 
 
 _SHORT = {
-    "descriptors": r"descriptor|[Tt]oo many open files|os error 24|EMFILE",
+    # A coordinator that has no descriptor for a connection can only close it, and says why in its log.
+    "descriptors": r"descriptor|[Tt]oo many open files|os error 24|EMFILE|could not attach anew",
     "disk": r"[Nn]o space left|os error 28|disk is full",
     "memory": r"memory|signal: 9|os error 12",
     "cohort": r"cohort|barrier|waiting for rank",

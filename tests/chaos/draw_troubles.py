@@ -88,7 +88,8 @@ def _files(d: DrawState, plan: Plan) -> Plan:
         )
     kills = [draw_kill(d, plan)] if d.chance(0.3) else []
     # A link to /dev/zero must not take the memory of the whole machine.
-    memory = ROOMY if any(fault.target == "zero" for fault in faults) else 0
+    held = sum(job.ballast * max(1, job.ranks) for job in plan.jobs)
+    memory = ROOMY + held if any(fault.target == "zero" for fault in faults) else 0
     return dataclasses.replace(plan, faults=(*faults, *kills), memory=memory)
 
 
