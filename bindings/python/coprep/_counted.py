@@ -1,0 +1,222 @@
+"""Identity of datasets and transforms: equal in jobs whose memory makes the same samples, different otherwise.
+
+Samples are made in the memory of one job, so everything is taken from memory. What counts is what reached code reads
+(:mod:`coprep._reach`), and the code itself. Libraries count by their version, by what was set in them and by what was
+replaced in them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from coprep._attributes import Named, attributes_of
+from coprep._caches import HOOK
+from coprep._codes import digest_of_code, digest_of_constant
+from coprep._hashing import Hasher, main_name
+from coprep._modules import digest_of as _hash
+from coprep._modules import is_users, parts_of, sources_of
+from coprep._patches import Patches
+from coprep._private import Private
+from coprep._reach import Evaluation, Read, reach
+from coprep._reach.memory import is_plain, is_users_code
+from coprep._switches import switches, switches_of
+
+Part = tuple[str, bytes]
+
+DEPTH = 3
+"""Levels of attributes and elements of what counts whole that get parts of their own."""
+PARTS = 64
+"""Most parts for what is read. More are put together."""
+ELEMENTS = 16
+"""Longest list or tuple whose elements get parts of their own."""
+
+
+def fingerprint(named: Mapping[str, Any], private: list[Private] | None = None) -> list[Part]:
+    """Returns the identity of objects, in named parts (16-byte digests), so that a difference can be named.
+
+    Beside what is read (``dataset.root``, ``config.SIZE``, ...) there are ``code MODULE`` (the reached functions of a
+    module), ``package NAME``, ``replaced NAME`` (the user's code in a library), ``switch NAME``, and ``working
+    directory`` if a relative path is met.
+
+    Args:
+        private: is given the objects that cannot be compared with those of other processes. Parts that lead to one have
+            digests that no other process has.
+    """
+    return Counted(named).parts([] if private is None else private)
+
+
+class Counted:
+    """What counts of objects. It is found once, and anew after something that was followed has been replaced."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named = named
+
+    def parts(self, private: list[Private]) -> list[Part]:
+        """Returns the identity of the objects in their present state."""
+        try:
+            return _parts_read(self._named, private)
+        except MemoryError:
+            raise
+        except Exception:
+            # The analysis must never keep a job from its samples. Without it, all that the job has defined counts.
+            return _all_parts(self._named, private)
+
+
+def _parts_read(named: Mapping[str, Any], private: list[Private]) -> list[Part]:
+    """Returns the identity of objects by what reached code reads."""
+    whole: dict[str, Any] = {}
+    while True:
+        found: list[Private] = []
+        run = reach(named, whole)
+        hasher = Hasher(found, run.functions)
+        parts = _put_together([*_Splitter(hasher).parts(run.reads.values())])
+        hasher.modules.update(run.modules)
+        files = sources_of(run.imports, skip_present=True)
+        hasher.modules.update(dict.fromkeys(files.libraries | files.present))
+        switched, also = _set_and_replaced(hasher)
+        # A file that is imported later uses modules that are there in a way that is not known.
+        also |= hasher.functions | {name: sys.modules[name] for name in sorted(files.present) if is_users(name)}
+        if also.keys() <= whole.keys():
+            break
+        whole |= also
+    private += found
+    parts += [(f"code {module}", digest) for module, digest in sorted(_codes(run).items())]
+    parts += [*files.parts, *parts_of(hasher.modules), *switched]
+    return _unique(parts + _working_directory(hasher, run.strings))
+
+
+def _all_parts(named: Mapping[str, Any], private: list[Private]) -> list[Part]:
+    """Returns the identity of objects with all modules of the user's."""
+    hasher = Hasher(private)
+    parts = [(name, hasher.named(name, value)) for name, value in named.items()]
+    for module in sorted(filter(is_users, list(sys.modules))):
+        members = {name: value for name, value in vars(sys.modules[module]).items() if name[:2] != "__"}
+        classes = {name: dict(vars(value)) for name, value in members.items() if isinstance(value, type)}
+        name = f"module {main_name(module)}"
+        parts.append((name, hasher.named(name, [sorted(members.items(), key=_first), classes])))
+    switched, _ = _set_and_replaced(hasher)
+    parts += [*parts_of(hasher.modules), *switched]
+    return _unique(parts + _working_directory(hasher, ()))
+
+
+def _first(item: tuple[str, Any]) -> str:
+    return item[0]
+
+
+def _working_directory(hasher: Hasher, constants: Iterable[str]) -> list[Part]:
+    """Returns the working directory, if there may be a path that is relative to it."""
+    for text in constants:
+        # "." and ".." stand for a folder less often than they separate words.
+        if text not in (".", ".."):
+            hasher.note_string(text)
+    if any(os.path.exists(text) for text in hasher.strings):
+        return [("working directory", _hash(os.fsencode(os.getcwd())))]
+    return []
+
+
+def _unique(parts: list[Part]) -> list[Part]:
+    result: dict[str, bytes] = {}
+    for name, digest in parts:
+        unique, n = name, 2
+        while unique in result:
+            unique, n = f"{name} ({n})", n + 1
+        result[unique] = digest
+    return list(result.items())
+
+
+def _put_together(parts: list[Part]) -> list[Part]:
+    """Puts parts together until there are few enough: those whose names begin alike."""
+    levels = max((name.count(".") for name, _ in parts), default=0)
+    while len(parts) > PARTS and levels >= 0:
+        groups: dict[str, list[bytes]] = {}
+        for name, digest in parts:
+            groups.setdefault(".".join(name.split(".")[: levels + 1]), []).append(digest)
+        parts = [(name, digests[0] if len(digests) == 1 else _hash(*digests)) for name, digests in groups.items()]
+        levels -= 1
+    return parts
+
+
+def _codes(run: Evaluation) -> dict[str, bytes]:
+    """Returns the digest of the reached code of each module."""
+    pieces: dict[str, list[bytes]] = {}
+    for (module, name), codes in run.codes.items():
+        pieces.setdefault(main_name(module), []).extend(name.encode() + digest_of_code(code) for code in codes)
+    return {module: _hash(*sorted(found)) for module, found in pieces.items()}
+
+
+def _set_and_replaced(hasher: Hasher) -> tuple[list[Part], dict[str, Any]]:
+    """Returns what was set in libraries, and the user's code in them, which they may call."""
+    switched = {name: (value, hasher.named(name, value)) for name, value in switches()}
+    replaced: dict[str, Any] = {}
+    patches = Patches(is_users)
+    known = -1
+    while len(hasher.modules) != known:
+        known = len(hasher.modules)
+        replaced |= {f"replaced {name}": value for name, value in patches.of([*hasher.modules, "builtins"]).items()}
+        for name, value in switches_of(hasher.modules):
+            if name not in switched:
+                switched[name] = value, hasher.named(name, value)
+    also = replaced | {name: value for name, (value, _) in switched.items() if not is_plain(value)}
+    return [(name, digest) for name, (_, digest) in switched.items()], also
+
+
+def _other(read: Read) -> str:
+    """Returns the path at which an object was met before, if it is not that of the read."""
+    first = read.about[1] if read.about else read.path
+    return "" if first == read.path else str(first)
+
+
+# --- parts ---------------------------------------------------------------------------------------------------------
+
+
+class _Splitter:
+    """Breaks what counts into parts, as long as there are not too many."""
+
+    def __init__(self, hasher: Hasher) -> None:
+        self._hasher = hasher
+        self._left = PARTS
+
+    def parts(self, reads: Iterable[Read]) -> Iterator[Part]:
+        for read in reads:
+            value = read.value
+            if read.how == "type":
+                cls = value if isinstance(value, type) else type(value)
+                self._hasher.note(cls.__module__)
+                about = f"{main_name(cls.__module__)}:{cls.__qualname__}:{_other(read)}"
+                yield f"{read.path} ({read.how})", _hash(about.encode())
+            elif read.how == "code":
+                if not is_users_code(value):
+                    yield read.path, self._hasher.named(read.path, value)
+                elif _other(read):
+                    yield f"{read.path} (code)", _hash(_other(read).encode())
+            elif read.how == "content":
+                yield from self._split([(read.path, value)])
+            elif type(value) in (int, float, bool, type(None)):
+                yield read.path, _hash(read.how.encode(), digest_of_constant(value))
+            else:
+                yield read.path, self._hasher.named(read.path, value)
+
+    def _split(self, named: Iterable[tuple[str, Any]], depth: int = 0) -> Iterator[Part]:
+        for name, value in named:
+            head, children = self._children(value) if depth < DEPTH else (value, [])
+            if len(children) > self._left:
+                # With too many parts, the value is hashed as a whole, and a difference is named by the value alone.
+                head, children = value, []
+            self._left -= len(children)
+            yield name, self._hasher.named(name, head)
+            for suffix, child in children:
+                yield from self._split([(name + suffix, child)], depth + 1)
+
+    def _children(self, value: Any) -> tuple[Any, Named]:
+        """Returns a stand-in for the value itself, and its parts by the suffix of their name."""
+        cls = type(value)
+        if cls in (list, tuple) and len(value) <= ELEMENTS:
+            return (cls, len(value)), [(f"[{i}]", v) for i, v in enumerate(value)]
+        if self._hasher.handler(cls) is None and not hasattr(cls, HOOK):
+            attributes = attributes_of(value)
+            if attributes is not None:
+                return cls, attributes
+        return value, []

@@ -1,0 +1,247 @@
+"""Values that are not followed exactly. They count whole, with all that their methods read."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import gc
+import io
+import sys
+import types
+import weakref
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coprep._attributes import attributes_of
+from coprep._modules import is_users
+from coprep._reach import memory
+from coprep._reach.frames import CONTEXTS, Frame
+from coprep._reach.memory import ABSENT, IGNORED, SCALARS
+from coprep._reach.values import UNKNOWN, Bound, Bounds, Closure, Live, Made, Method, Partial, Super, Values
+
+if TYPE_CHECKING:
+    from coprep._reach.calls import Arguments, Named
+    from coprep._reach.evaluation import Evaluation
+
+
+OBJECTS = 500_000
+"""Most objects that count whole and are looked at one by one."""
+_OF_CREATION = frozenset(("__init__", "__new__", "__post_init__", "__init_subclass__"))
+"""Methods that have run for an object in memory."""
+_KNOWN = (types.FunctionType, property, staticmethod, classmethod, functools.cached_property)
+"""Types of members of classes whose functions are called."""
+
+
+class Whole:
+    """Counts values whole."""
+
+    def __init__(self, run: Evaluation) -> None:
+        self._run = run
+        self.has_given_up = ""
+        """Why everything counts whole, if it does."""
+        self._objects: dict[int, Any] = {}
+        """Objects in memory that count whole, by their id."""
+        self._todo: deque[tuple[Any, str, str, bool]] = deque()
+        self._instances: Counter[type] = Counter()
+        """Numbers of the objects of each class that count whole."""
+
+    def escape(self, values: Values, why: str) -> None:
+        """Counts values whole, and takes all their methods for called."""
+        for value in self._run.table.each(values):
+            if isinstance(value, Live):
+                self.object(value.obj, value.path, why, is_outermost=True)
+            elif isinstance(value, Method):
+                self.escape(value.owner.bit, why)
+            elif isinstance(value, Super):
+                self.escape(value.first, why)
+            elif not value.is_whole and value.bit != UNKNOWN:
+                value.is_whole = True
+                self._run.is_changed = True
+                self.escape(functools.reduce(int.__or__, value.stored.values(), 0), why)
+                if isinstance(value, Made):
+                    self.methods(value.cls, value.bit)
+                elif isinstance(value, (Bound, Closure, Partial)):
+                    self._run.calls.by_library(value, [])
+
+    def escape_arguments(self, arguments: Arguments, named: Named, star: Values, why: str) -> Values:
+        for values in (*arguments, *named.values(), star):
+            self.escape(values, why)
+        return UNKNOWN
+
+    def object(self, obj: Any, path: str, why: str, *, is_outermost: bool) -> None:
+        """Counts an object whole. Its content counts with that of the outermost one, which holds it."""
+        self._todo.append((obj, path, why, is_outermost))
+        if len(self._todo) > 1:
+            return  # A call of this function is at work already.
+        while self._todo:
+            self._next(*self._todo[0])
+            self._todo.popleft()
+
+    def is_whole(self, obj: Any) -> bool:
+        return id(obj) in self._objects
+
+    def _next(self, obj: Any, path: str, why: str, is_outermost: bool) -> None:
+        kind = type(obj)
+        if kind in SCALARS or kind is str or issubclass(kind, IGNORED) or id(obj) in self._objects:
+            return
+        if len(self._objects) >= OBJECTS:
+            raise Bounds(f"more than {OBJECTS} objects count whole")
+        self._objects[id(obj)] = obj
+        self._run.is_changed = True
+        known = self._run.table.known(Live, id(obj))
+        if known is not None:
+            known.is_whole = True
+            self.escape(functools.reduce(int.__or__, known.stored.values(), 0), why)
+        if issubclass(kind, types.FunctionType):
+            self._whole_function(obj, path, why)
+        elif issubclass(kind, types.MethodType):
+            self._whole_method(obj, path, why, is_outermost)
+        elif issubclass(kind, type):
+            self._run.count(path, "type", obj, (memory.same, obj))
+            if memory.is_users_class(obj):
+                # A library may make instances of it.
+                self.escape(self._run.calls.instance(obj, [], {}, UNKNOWN), why)
+        elif issubclass(kind, types.ModuleType):
+            self._whole_module(obj, why)
+        elif issubclass(kind, types.BuiltinFunctionType):
+            self.object(obj.__self__, f"{path}.__self__", why, is_outermost=is_outermost)
+        else:
+            self._whole_object(obj, path, why, is_outermost)
+
+    def _whole_function(self, function: Any, path: str, why: str) -> None:
+        self._run.count(path, "code", function, (memory.same, function))
+        if memory.is_users_code(function):
+            self._run.calls.by_library(self._run.value(function, path), [])
+            return
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+            contents = memory.cell(cell)
+            if contents is not ABSENT:
+                self.object(contents, f"{path}<{name}>", why, is_outermost=True)
+        inner = memory.wrapped(function)
+        if inner is not None:
+            self.object(inner, path, why, is_outermost=False)
+
+    def _whole_method(self, method: Any, path: str, why: str, is_outermost: bool) -> None:
+        if memory.is_users_code(method.__func__):
+            owner = self._run.live(method.__self__, f"{path}.__self__")
+            self._run.calls.by_library(self._run.value(method.__func__, path), [owner])
+        else:
+            self.object(method.__self__, path, why, is_outermost=is_outermost)
+
+    def _whole_module(self, module: types.ModuleType, why: str) -> None:
+        self._run.note(module.__name__)
+        if not is_users(module.__name__):
+            return
+        for name, value in list(vars(module).items()):
+            if not (name.startswith("__") and name.endswith("__")):
+                at = memory.path_in(module.__name__, name)
+                self.escape(self._run.read(value, at, (memory.entry, vars(module), name)), why)
+
+    def _whole_object(self, obj: Any, path: str, why: str, is_outermost: bool) -> None:
+        if is_outermost:
+            self._run.count(path, "content", obj, (memory.same, obj), why)
+        if memory.is_a(obj, (weakref.ProxyType, weakref.CallableProxyType)):
+            with contextlib.suppress(ReferenceError):
+                self.methods(obj.__class__, UNKNOWN)
+            return
+        held = memory.members_of(obj)
+        if memory.is_mapping(obj):
+            inner = [(memory.entry_suffix(name), memory.item(obj, name)) for name in memory.keys_of(obj)]
+        elif memory.is_sequence(obj):
+            # The order of a set is not that of another process.
+            is_ordered = memory.is_a(obj, (list, tuple))
+            inner = [(f"[{index}]" if is_ordered else "{}", one) for index, one in enumerate(memory.elements_of(obj))]
+        elif issubclass(type(obj), functools.partial):
+            inner = [(".func", obj.func), (".args", obj.args), (".keywords", obj.keywords)]
+        elif type(obj) is np.ndarray and obj.dtype.hasobject:
+            inner = [(f"[{index}]", one) for index, one in enumerate(obj.ravel().tolist())]
+        else:
+            inner = []
+        if not memory.is_configuration(type(obj)):
+            inner += [(f".{name}", one) for name, one in held.items()]
+        if memory.is_a(obj, weakref.ref):
+            inner.append(("()", obj()))
+        elif memory.is_a(obj, contextvars.ContextVar):
+            inner.append((".get()", memory.contents(obj)))
+        # The pickled content of an object whose members are not seen here may leave them out.
+        is_seen = memory.is_mapping(obj) or memory.is_sequence(obj) or bool(held)
+        if (
+            not inner
+            and not memory.is_plain(obj)
+            and not issubclass(type(obj), io.IOBase)
+            and attributes_of(obj) is None
+        ):
+            referents = [one for one in gc.get_referents(obj) if not issubclass(type(one), type) and one != {}]
+            inner = [(f"({index})", one) for index, one in enumerate(referents)]
+        for suffix, one in inner:
+            if not memory.is_plain(one):
+                self.object(one, path + suffix, why, is_outermost=not is_seen)
+        if memory.is_users_class(type(obj)):
+            self._instances[type(obj)] += 1
+            # What is stored in further ones counts whole anyway.
+            is_one_of_many = self._instances[type(obj)] > CONTEXTS
+            self.methods(type(obj), UNKNOWN if is_one_of_many else self._run.live(obj, path))
+
+    def methods(self, cls: type, me: Values) -> None:
+        """Takes all methods of the user's for called with arguments that are not known."""
+        for base in cls.__mro__:
+            for name, member in list(base.__dict__.items()) if memory.is_users_class(base) else ():
+                if name in _OF_CREATION:
+                    continue
+                first = [me]
+                if isinstance(member, staticmethod):
+                    first = []
+                elif isinstance(member, classmethod):
+                    first = [self._run.live(cls, cls.__qualname__)]
+                self._plain_member(base, name, member)
+                for function in _functions_of(member):
+                    if memory.is_users_code(function):
+                        self._run.count(f"{base.__qualname__}.{name}", "code", function, (memory.same, function))
+                        self._run.calls.by_library(self._run.value(function, f"{base.__qualname__}.{name}"), first)
+
+    def _plain_member(self, cls: type, name: str, member: Any) -> None:
+        """Counts a member of a class that is no code, such as a constant."""
+        is_written = not (name.startswith("__") and name.endswith("__")) and name != "_abc_impl"
+        if is_written and not hasattr(type(member), "__get__"):
+            path = f"{cls.__qualname__}.{name}"
+            why = "a member of a class that counts whole"
+            self.escape(self._run.read(member, path, (memory.class_member, cls, name)), why)
+        elif is_written and not memory.is_a(member, _KNOWN):
+            # Such as a `functools.singledispatchmethod`, which holds functions.
+            self.object(
+                member, f"{cls.__qualname__}.{name}", "a member of a class that counts whole", is_outermost=False
+            )
+
+    def give_up(self, why: str) -> Values:
+        """Counts everything that reached code can reach whole, because some of it may find anything."""
+        if not self.has_given_up:
+            self.has_given_up = why
+            for frame in list(self._run.frames.values()):
+                self.frame(frame)
+        return UNKNOWN
+
+    def frame(self, frame: Frame) -> None:
+        """Counts all that a function can reach whole."""
+        for values in list(frame.variables.values()):
+            self.escape(values, self.has_given_up)
+        for name, cell in frame.cells.items():
+            contents = memory.cell(cell)
+            if contents is not ABSENT:
+                self.object(contents, f"{frame.name}<{name}>", self.has_given_up, is_outermost=True)
+        module = sys.modules.get(frame.scope.get("__name__", ""))
+        if module is not None:
+            self.object(module, memory.main_name(module.__name__), self.has_given_up, is_outermost=True)
+
+
+def _functions_of(member: Any) -> list[Any]:
+    """Returns the functions of a member of a class."""
+    if isinstance(member, property):
+        return [member.fget, member.fset]
+    if isinstance(member, (staticmethod, classmethod)):
+        return [member.__func__]
+    if isinstance(member, functools.cached_property):
+        return [member.func]
+    return [member, memory.wrapped(member)]
