@@ -20,7 +20,7 @@ from coprep._modules import digest_of as _hash
 from coprep._modules import is_users, parts_of, sources_of
 from coprep._patches import Patches
 from coprep._private import Private
-from coprep._reach import Evaluation, Read, reach
+from coprep._reach import Bounds, Evaluation, Read, reach
 from coprep._reach.memory import is_plain, is_users_code
 from coprep._switches import switches, switches_of
 
@@ -28,6 +28,8 @@ Part = tuple[str, bytes]
 
 DEPTH = 3
 """Levels of attributes and elements of what counts whole that get parts of their own."""
+ROUNDS = 8
+"""Most times that objects are looked at until nothing else counts whole."""
 PARTS = 64
 """Most parts for what is read. More are put together."""
 ELEMENTS = 16
@@ -53,39 +55,73 @@ class Counted:
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named
+        self._known: _Known | None = None
 
     def parts(self, private: list[Private]) -> list[Part]:
         """Returns the identity of the objects in their present state."""
         try:
-            return _parts_read(self._named, private)
+            parts = None if self._known is None else self._known.parts(private)
+            if parts is None:
+                self._known, parts = _found(self._named, private)
+            return parts
         except MemoryError:
             raise
         except Exception:
             # The analysis must never keep a job from its samples. Without it, all that the job has defined counts.
+            self._known = None
             return _all_parts(self._named, private)
 
 
-def _parts_read(named: Mapping[str, Any], private: list[Private]) -> list[Part]:
-    """Returns the identity of objects by what reached code reads."""
-    whole: dict[str, Any] = {}
-    while True:
+class _Known:
+    """What was found to count."""
+
+    def __init__(self, run: Evaluation, whole: Mapping[str, Any]) -> None:
+        self._run = run
+        self._whole = whole
+        self._contents: dict[str, bytes] = {}
+        """Digests of objects that were followed although they count whole."""
+        self.missing: dict[str, Any] = {}
+        """What has to count whole beside that, after :meth:`parts`."""
+
+    def parts(self, private: list[Private]) -> list[Part] | None:
+        """Returns the identity, or ``None`` if other code may be reached than when this was found."""
+        run = self._run
+        reads = [read.now() for read in run.reads.values()]
+        if None in reads or run.imports.keys() & sys.modules.keys():
+            return None
         found: list[Private] = []
-        run = reach(named, whole)
         hasher = Hasher(found, run.functions)
-        parts = _put_together([*_Splitter(hasher).parts(run.reads.values())])
+        parts = [*_Splitter(hasher).parts(read for read in reads if read is not None)]
+        contents = {name: digest for name, digest in parts if name in run.followed}
+        if contents != (self._contents or contents):
+            return None
+        self._contents = contents
         hasher.modules.update(run.modules)
         files = sources_of(run.imports, skip_present=True)
         hasher.modules.update(dict.fromkeys(files.libraries | files.present))
         switched, also = _set_and_replaced(hasher)
         # A file that is imported later uses modules that are there in a way that is not known.
         also |= hasher.functions | {name: sys.modules[name] for name in sorted(files.present) if is_users(name)}
-        if also.keys() <= whole.keys():
-            break
-        whole |= also
-    private += found
-    parts += [(f"code {module}", digest) for module, digest in sorted(_codes(run).items())]
-    parts += [*files.parts, *parts_of(hasher.modules), *switched]
-    return _unique(parts + _working_directory(hasher, run.strings))
+        self.missing = {name: value for name, value in also.items() if name not in self._whole}
+        if self.missing:
+            return None
+        private += found
+        parts = _put_together(parts)
+        parts += [(f"code {module}", digest) for module, digest in sorted(_codes(run).items())]
+        parts += [*files.parts, *parts_of(hasher.modules), *switched]
+        return _unique(parts + _working_directory(hasher, run.strings))
+
+
+def _found(named: Mapping[str, Any], private: list[Private]) -> tuple[_Known, list[Part]]:
+    """Finds what counts of objects, and returns it with their identity."""
+    whole: dict[str, Any] = {}
+    for _ in range(ROUNDS):
+        known = _Known(reach(named, whole), whole)
+        parts = known.parts(private)
+        if parts is not None:
+            return known, parts
+        whole |= known.missing
+    raise Bounds("objects change while they are looked at")
 
 
 def _all_parts(named: Mapping[str, Any], private: list[Private]) -> list[Part]:

@@ -139,9 +139,10 @@ impl Server {
             .streams()
             .iter()
             .for_each(|stream| stream.retire());
-        // Threads that wait for storage would otherwise be waited for.
-        self.registry.stores.stop();
         self.connections.hang_up();
+        // Threads that wait for storage would otherwise be waited for. A job that is attaching must not hear of it: the
+        // next coordinator may serve it.
+        self.registry.stores.stop();
         self.connections.wait_until_gone(GRACE);
         reason
     }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import resource
+import signal
 import subprocess
 import time
 import warnings
@@ -86,6 +89,29 @@ def test_jobs_wait_for_a_store_that_is_away_and_go_on(socket_path: Path, server:
             assert not rest.done()
         assert sorted(seen + rest.result(WAIT)) == sorted(EPOCHS * list(range(N)))
     assert coprep.status()["outages"] == []
+
+
+def test_a_job_that_is_attaching_when_the_coordinator_ends_is_served_by_the_next(
+    socket_path: Path, server: ObjectServer, photos: str
+) -> None:
+    def begin() -> list[int]:
+        with loader(photos) as train:
+            return ids(train)
+
+    def running() -> int:
+        with contextlib.suppress(coprep.CoprepError):
+            return coordinator_pid()
+        return 0
+
+    with ThreadPoolExecutor(1) as pool:
+        with server.refusing("503 SlowDown"):
+            attaching = pool.submit(begin)
+            until(lambda: running() > 0, "a coordinator runs")
+            first = coordinator_pid()
+            until(lambda: "503" in Path(f"{socket_path}.log").read_text(), "the store is asked")
+            os.kill(first, signal.SIGTERM)
+            until(lambda: running() not in (0, first) or attaching.done(), "another coordinator is asked")
+        assert sorted(attaching.result(WAIT)) == list(range(N))
 
 
 def test_a_store_that_stays_away_is_one_error_also_for_jobs_that_skip(

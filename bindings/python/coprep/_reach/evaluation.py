@@ -38,6 +38,8 @@ class Evaluation:
         self.reads: dict[tuple[str, str], Read] = {}
         self._counted: set[tuple[Any, ...]] = set()
         self._paths: Counter[tuple[str, str]] = Counter()
+        self.followed: set[str] = set()
+        """Paths of objects that count whole and hold something to follow."""
         self.modules: dict[str, None] = {}
         """Modules of libraries that reached code names."""
         self.imports: dict[str, None] = {}

@@ -30,6 +30,7 @@ _MAPPINGS = ("DictConfig", "ConfigDict")
 _NESTED = 6
 """Levels of containers that are looked at for something to follow."""
 
+_COMPARED = ("keys", "length", "truth", "presence")
 ABSENT = "is absent"
 """Stands for a member that is not there."""
 Again = tuple[Any, ...]
@@ -50,6 +51,23 @@ class Read(NamedTuple):
     """The class of an object, or the code of a function, with the path at which it was met first."""
     why: str = ""
     """Why all of it counts, if something else than a single member does."""
+
+    def now(self) -> Read | None:
+        """Returns it with its present value, or ``None`` if code that is reached may be other code now."""
+        try:
+            value = self.again[0](*self.again[1:])
+        except Exception:
+            return None
+        if value is not self.value:
+            is_equal = self.how in _COMPARED and value == self.value
+            # A string may be the name of what else is read.
+            is_scalar = self.how == "value" and type(value) is type(self.value) and type(value) in SCALARS
+            return self._replace(value=value) if is_equal or is_scalar else None
+        if self.how == "type":
+            return self if type(value) is self.about[0] else None
+        if self.how == "code":
+            return self if getattr(value, "__code__", None) is self.about[0] else None
+        return self
 
 
 # --- what objects are ----------------------------------------------------------------------------------------------
@@ -254,6 +272,10 @@ def entry_suffix(key: Any) -> str:
     # The text of another key may be an address, and code of the user's may make it.
     name = getattr(key, "__qualname__", None) if is_a(key, CODE) else None
     return f"[<{name if isinstance(name, str) else type(key).__qualname__}>]"
+
+
+def suffixes_of(mapping: Any) -> list[str]:
+    return list(map(entry_suffix, keys_of(mapping)))
 
 
 def names_of(obj: Any) -> list[str]:

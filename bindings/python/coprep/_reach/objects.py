@@ -324,7 +324,7 @@ class Objects:
             owner = self._owners.get(id(obj))
             if owner is not None:
                 found |= functools.reduce(int.__or__, owner.stored.values(), 0)
-            self._run.count(value.path, "keys", [*map(memory.entry_suffix, names)], (memory.keys_of, obj), why)
+            self._run.count(value.path, "keys", memory.suffixes_of(obj), (memory.suffixes_of, obj), why)
             for name in names:
                 found |= self._run.read(memory.item(obj, name), _entry_path(value, name), (memory.item, obj, name))
             return found | self._from_factory(value)
@@ -356,7 +356,7 @@ class Objects:
                 found |= self.members(value, why)
             elif isinstance(value, Live) and memory.is_mapping(obj):
                 names = memory.keys_of(obj)
-                self._run.count(value.path, "keys", [*map(memory.entry_suffix, names)], (memory.keys_of, obj), why)
+                self._run.count(value.path, "keys", memory.suffixes_of(obj), (memory.suffixes_of, obj), why)
                 for name in names[:FOLLOWED]:
                     found |= self._run.text(name) if type(name) is str else UNKNOWN
             elif value.bit != UNKNOWN and not isinstance(value, Text):

@@ -142,6 +142,7 @@ class Whole:
 
     def _whole_object(self, obj: Any, path: str, why: str, is_outermost: bool) -> None:
         if is_outermost:
+            self._run.followed.add(path)
             self._run.count(path, "content", obj, (memory.same, obj), why)
         if memory.is_a(obj, (weakref.ProxyType, weakref.CallableProxyType)):
             with contextlib.suppress(ReferenceError):
