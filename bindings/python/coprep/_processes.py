@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 _LENGTH = struct.Struct("<I")
@@ -114,6 +114,17 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def readable(descriptors: Iterable[int], timeout: float | None = None) -> list[int]:
+    """Waits until one of some descriptors is readable or hung up, and returns those that are.
+
+    ``select.select`` would refuse numbers above 1,023, which a program with many open files has.
+    """
+    watch = select.poll()
+    for descriptor in descriptors:
+        watch.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in watch.poll(None if timeout is None else timeout * 1000)]
+
+
 def is_hung_up(sock: socket.socket) -> bool:
     """Returns whether the other side of a socket is gone."""
     watch = select.poll()
@@ -206,7 +217,7 @@ class Parent:
         control, job = self._channel.socket.fileno(), [] if self._job is None else [self._job]
         try:
             while True:
-                ready, _, _ = select.select([control, *job, *self._children], [], [])
+                ready = readable([control, *job, *self._children])
                 if self._job in ready:
                     return
                 for process in set(ready) - {control}:
@@ -234,7 +245,7 @@ class Parent:
         end = time.monotonic() + _GRACE
         job = [] if self._job is None else [self._job]
         while self._children and (left := end - time.monotonic()) > 0:
-            ready, _, _ = select.select([*job, *self._children], [], [], left)
+            ready = readable([*job, *self._children], left)
             if self._job in ready:
                 return
             for process in ready:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
 import socket
 import sys
 import weakref
@@ -101,10 +100,12 @@ class JobCode:
         """Waits a moment for the end of a fork server, if this process started it: its memory is free then."""
         if pid not in _children:
             return
+        from coprep._processes import readable
+
         with contextlib.suppress(OSError):
             process = os.pidfd_open(pid)
             try:
-                select.select([process], [], [], _END)
+                readable([process], _END)
             finally:
                 os.close(process)
         reap()

@@ -15,7 +15,6 @@ import json
 import mmap
 import multiprocessing
 import os
-import select
 import socket
 import sys
 import threading
@@ -27,7 +26,7 @@ from typing import Any, NoReturn
 
 from coprep._fork_server import Source, run_fork_server
 from coprep._modules import edited_files
-from coprep._processes import Channel, ending_with, fork, leave_parent, reset_signals
+from coprep._processes import Channel, ending_with, fork, leave_parent, readable, reset_signals
 from coprep._program import Program
 
 _MOST_DESCRIPTORS = 250
@@ -185,7 +184,7 @@ def _requests(channel: Channel, job: int) -> Iterator[bytes]:
     control = channel.socket.fileno()
     while True:
         # Another fork of the job may have a copy of its socket.
-        ready, _, _ = select.select([control, job], [], [], _REAPS if _reap() else None)
+        ready = readable([control, job], _REAPS if _reap() else None)
         message = channel.receive() if ready == [control] else None
         if ready and message is None:
             return

@@ -225,6 +225,19 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_job_may_have_more_open_files_than_select_can_watch(start: Start, method: str) -> None:
+    job = driven(
+        start,
+        "from resource import RLIMIT_NOFILE, getrlimit, setrlimit",
+        "setrlimit(RLIMIT_NOFILE, (4096, getrlimit(RLIMIT_NOFILE)[1]))",
+        "files = [open('/dev/null') for _ in range(1100)]",
+        f"begin({numbers()}, multiprocessing_context={method!r})",
+        "take()",
+    )
+    assert sorted(seen(job)) == list(range(N))
+
+
 # --- when workers end -----------------------------------------------------------------------------------------
 
 
