@@ -19,7 +19,10 @@ _known: dict[int, _Known] = {}
 
 
 def digest_of_code(code: CodeType) -> bytes:
-    """Returns the digest of what code does, without the file and the lines at which it stands."""
+    """Returns the digest of what code does.
+
+    File names and line numbers are left out, since code that was moved prepares the same samples.
+    """
     known = _known.get(id(code))
     if known is None or known.reference() is not code:
         key = id(code)

@@ -36,11 +36,12 @@ import numpy.typing as npt
 from coprep._attributes import Named, attributes_of
 from coprep._bytecode import Path, Uses, uses_of
 from coprep._caches import HOOK, identified, reducer_of
+from coprep._codes import digest_of_code, digest_of_constant
 from coprep._content import array_digest, tensor_digest
 from coprep._memory import Mappings, address_of
 from coprep._modules import digest_of as _hash
 from coprep._modules import full_name, is_users, parts_of, sources_of
-from coprep._names import MAINS, member_at
+from coprep._names import MAINS, main_name, member_at, path_in
 from coprep._patches import HEAP_TYPE, Patches
 from coprep._private import Private, path_to, reason_of, token_of, tokens_within
 from coprep._reducing import is_dispatcher
@@ -230,25 +231,9 @@ def _known(code: types.CodeType) -> _Known:
     known = _codes.get(id(code))
     if known is None or known.reference() is not code:
         key = id(code)
-        # File names and line numbers are left out, since code that was moved prepares the same samples.
-        shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_name)
-        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-        handled: bytes = getattr(code, "co_exceptiontable", b"")
-        constants = _constant(code.co_consts)
-        digest = _hash(repr(shape).encode(), repr(names).encode(), code.co_code, handled, constants)
         reference = weakref.ref(code, lambda _: _codes.pop(key, None))
-        known = _codes[key] = _Known(reference, digest, uses_of(code))
+        known = _codes[key] = _Known(reference, digest_of_code(code), uses_of(code))
     return known
-
-
-def _constant(value: Any) -> bytes:
-    if isinstance(value, types.CodeType):
-        return _known(value).digest
-    if isinstance(value, tuple):
-        return _hash(b"tuple", *map(_constant, value))
-    if isinstance(value, frozenset):
-        return _hash(b"frozenset", *sorted(map(_constant, value)))
-    return f"{type(value).__name__} {value!r}".encode("utf-8", "surrogatepass")
 
 
 _ATTEMPTS = ((_Pickler, True), (_Lenient, True), (_Pickler, False), (_Lenient, False))
@@ -427,15 +412,15 @@ class _Walk:
             where, (module, name) = self._todo.popleft()
             value = where[module, name]
             if where is self._globals:
-                self._data[module, name] = self._global_digest(f"global {_full(module, name)}", value)
+                self._data[module, name] = self._global_digest(f"global {path_in(module, name)}", value)
             else:
                 digest = self._closed(value, self._structure)
                 self._code_of.setdefault(module, []).append(digest + name.encode())
-                self._tell(f"code {_full(module, name)}", value)
+                self._tell(f"code {path_in(module, name)}", value)
 
     def _global_digest(self, name: str, value: Any) -> bytes:
         # Most global variables are constants, for which pickling would take long.
-        return _hash(_constant(value)) if type(value) in (int, float, bool) else self.named(name, value)
+        return _hash(digest_of_constant(value)) if type(value) in (int, float, bool) else self.named(name, value)
 
     def _files_of_imports(self) -> list[tuple[str, bytes]]:
         """Returns the files of modules that functions will import, and follows what these files lead to in memory."""
@@ -691,7 +676,7 @@ class _Walk:
             self._note_members(sys.modules[module])
             if "." in name:
                 self._note_members(member_at(sys.modules[module], name.rpartition(".")[0]))
-            module = _main(module)
+            module = main_name(module)
             self._add(self._pieces, module, name, code)
         return self._remember(code, f"r{module}:{name}".encode())
 
@@ -738,7 +723,7 @@ class _Walk:
             return self.plain(("cache", code.__wrapped__, code.cache_parameters()))
         if isinstance(code, types.ModuleType):
             members = {k: v for k, v in vars(code).items() if not k.startswith("__")}
-            name = _main(code.__name__)
+            name = main_name(code.__name__)
             if sys.modules.get(code.__name__) is code:
                 self._note_members(code)
                 values = [self._global(vars(code), code.__name__, name) for name in sorted(members)]
@@ -809,7 +794,7 @@ class _Walk:
             return name.encode()  # It counts as far as code reads it.
         if isinstance(value, _CODE):
             return self.plain(value) if isinstance(value, types.BuiltinFunctionType) else self._named(value)
-        module = _main(module)
+        module = main_name(module)
         self._scopes.setdefault((module, name), scope)
         self._add(self._globals, module, name, value)
         return f"g{module}:{name}".encode()
@@ -826,8 +811,8 @@ class _Walk:
             return b"m" + module.encode()
         self._note_members(holder)
         if not path:
-            self._add(self._pieces, _main(module), "*", holder)
-            return b"m" + _main(module).encode()
+            self._add(self._pieces, main_name(module), "*", holder)
+            return b"m" + main_name(module).encode()
         # The module may answer itself, or lack a module of its package that will be imported.
         name = path[0] if path[0] in vars(holder) else "__getattr__"
         value = vars(holder).get(name, _MISSING)
@@ -900,18 +885,9 @@ def _first(item: tuple[str, Any]) -> str:
     return item[0]
 
 
-def _main(module: str) -> str:
-    """Returns the name of a module that is the same in processes that the script spawned."""
-    return MAINS[0] if module in MAINS else module
-
-
-def _full(module: str, name: str) -> str:
-    return name if module in MAINS else f"{module}.{name}"
-
-
 def _global_parts(data: dict[tuple[str, str], bytes]) -> Iterator[tuple[str, bytes]]:
     if len(data) <= PARTS:
-        yield from ((f"global {_full(*where)}", digest) for where, digest in data.items())
+        yield from ((f"global {path_in(*where)}", digest) for where, digest in data.items())
         return
     by_module: dict[str, list[bytes]] = {}
     for (module, name), digest in sorted(data.items()):

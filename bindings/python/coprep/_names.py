@@ -73,3 +73,13 @@ def find_in_main(qualified_name: str) -> Any:
         if found is not None:
             return found
     raise pickle.UnpicklingError(f"{qualified_name} is not defined in the main script: move it to a module")
+
+
+def main_name(module: str) -> str:
+    """Returns the name of a module that is the same in processes that the script spawned."""
+    return MAINS[0] if module in MAINS else module
+
+
+def path_in(module: str, name: str) -> str:
+    """Returns the path of a member of a module, as people write it."""
+    return name if module in MAINS else f"{module}.{name}"

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 _LENGTH = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
-_MOST_DESCRIPTORS = 253
+MOST_DESCRIPTORS = 253
 """Largest number of descriptors in one message, as the kernel allows it."""
 _GRACE = 0.5
 """Seconds that workers get to finish their samples when nobody needs them any more."""
@@ -192,7 +192,7 @@ class Channel:
                     message = bytes(received[_LENGTH.size : end])
                     del received[:end]
                     return message
-            data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, _MOST_DESCRIPTORS)
+            data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, MOST_DESCRIPTORS)
             self.descriptors += descriptors
             if not data:
                 return None

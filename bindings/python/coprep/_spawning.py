@@ -26,11 +26,9 @@ from typing import Any, NoReturn
 
 from coprep._fork_server import Source, run_fork_server
 from coprep._modules import edited_files
-from coprep._processes import Channel, ending_with, fork, leave_parent, readable, reset_signals
+from coprep._processes import MOST_DESCRIPTORS, Channel, ending_with, fork, leave_parent, readable, reset_signals
 from coprep._program import Program
 
-_MOST_DESCRIPTORS = 250
-"""Largest number of descriptors in a message. The kernel allows three more."""
 _REAPS = 1.0
 """Seconds between the looks for fork servers that have ended, while the job asks for nothing."""
 _OF_PROCESS = ("CapEff", "Cpus_allowed", "Gid", "Groups", "SigBlk", "SigIgn", "Uid", "Umask")
@@ -120,6 +118,8 @@ class _Pickled:
 
 
 class _Interpreter:
+    """A new interpreter that forks the fork servers of this job."""
+
     def __init__(self, context: Any, given: tuple[Any, ...]) -> None:
         self.given = given
         ours, theirs = socket.socketpair()
@@ -136,8 +136,8 @@ class _Interpreter:
                 writer.write(pickled.data)
             descriptors = [control, file, *pickled.descriptors]
             message = json.dumps([sorted(pickled.modules), samples, gc.isenabled()]).encode()
-            for start in range(0, len(descriptors), _MOST_DESCRIPTORS):
-                some = tuple(descriptors[start : start + _MOST_DESCRIPTORS])
+            for start in range(0, len(descriptors), MOST_DESCRIPTORS):
+                some = tuple(descriptors[start : start + MOST_DESCRIPTORS])
                 is_last = start + len(some) == len(descriptors)
                 self._channel.send(message if is_last else b"", some)
         except (BrokenPipeError, ConnectionResetError):
@@ -183,8 +183,9 @@ def _requests(channel: Channel, job: int) -> Iterator[bytes]:
     """Yields what the job asks for, until it ends."""
     control = channel.socket.fileno()
     while True:
-        # Another fork of the job may have a copy of its socket.
-        ready = readable([control, job], _REAPS if _reap() else None)
+        # The job's end is watched too, since another fork of it may have a copy of its socket. The socket tells nothing
+        # of a message that came with the one before.
+        ready = [control] if channel.has_message() else readable([control, job], _REAPS if _reap() else None)
         message = channel.receive() if ready == [control] else None
         if ready and message is None:
             return

@@ -1,4 +1,4 @@
-"""What samples are made from: the members of a job's memory that reached code reads."""
+"""The members of a job's memory that reached code reads, and from which samples are made."""
 
 from __future__ import annotations
 

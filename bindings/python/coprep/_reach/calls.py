@@ -7,6 +7,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from coprep._names import main_name, path_in
 from coprep._reach import memory
 from coprep._reach.frames import CONTEXTS, Context, Frame
 from coprep._reach.memory import ABSENT
@@ -157,7 +158,7 @@ class Calls:
         code = function.__code__
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
         context = Context(function.__globals__, cells, function.__qualname__, code.co_filename)
-        at = memory.path_in(function.__module__ or "", function.__qualname__)
+        at = path_in(function.__module__ or "", function.__qualname__)
         self._run.functions[id(function)] = function
         codes = self._run.codes.setdefault((function.__module__ or "", function.__qualname__), {})
         if code not in codes:
@@ -192,12 +193,12 @@ class Calls:
             scope = function.__globals__
             home = scope.get("__name__", "")
             for name in sorted(names & scope.keys()):
-                path = memory.path_in(home, name)
+                path = path_in(home, name)
                 self._run.whole.escape(self._run.read(scope[name], path, (memory.entry, scope, name)), why)
             for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
                 self._run.whole.object(default, f"{at}'s defaults", why, is_outermost=True)
             if names & {"eval", "exec", "globals", "locals", "__import__"} and home in sys.modules:
-                self._run.whole.object(sys.modules[home], memory.main_name(home), why, is_outermost=True)
+                self._run.whole.object(sys.modules[home], main_name(home), why, is_outermost=True)
         return self._run.whole.escape_arguments(arguments, named, star, "given to code whose source is not known")
 
     def _defaults(self, node: Function, frame: Frame) -> tuple[Arguments, Named]:
@@ -232,7 +233,7 @@ class Calls:
             others = (values for name, values in named.items() if name not in variables)
             variables[node.args.kwarg.arg] = self._run.box((node, "**"), functools.reduce(int.__or__, others, star))
         home = (node, parent, id(context.scope), tuple(map(id, context.cells.values())))
-        # What containers hold is merged anyway.
+        # The elements of containers are merged anyway.
         key: tuple[Any, ...] = (*home, *(values & ~self._boxes(values) for values in variables.values()))
         if key not in self._run.frames:
             if self._run.contexts[node] >= CONTEXTS:

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from coprep._names import MAINS
+from coprep._names import MAINS, main_name
 from coprep._reach import memory
 from coprep._reach.calls import Calls
 from coprep._reach.frames import Context, Frame
@@ -32,7 +32,7 @@ READS = 20_000
 
 
 class Evaluation:
-    """What reached code reads, function by function."""
+    """Evaluates reached code function by function, and collects the members that it reads."""
 
     def __init__(self) -> None:
         self.reads: dict[tuple[str, str], Read] = {}
@@ -134,7 +134,7 @@ class Evaluation:
             return UNKNOWN
         if issubclass(kind, types.ModuleType):
             self.note(obj.__name__)
-            return self.live(obj, memory.main_name(obj.__name__))
+            return self.live(obj, main_name(obj.__name__))
         if memory.is_plain(obj):
             self.count(path, "content", obj, again)
             return UNKNOWN
@@ -215,7 +215,7 @@ class Evaluation:
 
     def scope(self, frame: Frame) -> Value:
         """Returns the value that keeps what reached code has stored in global variables."""
-        name = memory.main_name(str(frame.scope.get("__name__")))
+        name = main_name(str(frame.scope.get("__name__")))
         module = sys.modules.get(str(frame.scope.get("__name__")))
         if module is not None and vars(module) is frame.scope:
             kept: Value = self.table.one(Live, id(module), make=(module, name))
@@ -230,4 +230,4 @@ class Evaluation:
             self.imports[name] = None
             return UNKNOWN
         self.note(name)
-        return self.live(module, memory.main_name(name))
+        return self.live(module, main_name(name))

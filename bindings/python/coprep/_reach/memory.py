@@ -12,11 +12,10 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from coprep._modules import is_users
-from coprep._names import MAINS
 
 SCALARS = frozenset((int, float, complex, bool, bytes, type(None), type(...), slice, range))
 """Types of values that hold nothing to follow. Strings are followed, since they may be names."""
@@ -42,7 +41,8 @@ class Read(NamedTuple):
 
     path: str
     how: str
-    """What of it counts: its ``value``, ``type``, ``content`` or ``code``, its ``keys``, ``length`` or ``truth``."""
+    """The part of it that counts: its ``value``, ``type``, ``content`` or ``code``, its ``keys``, ``length``, ``truth``
+    or ``presence``."""
     value: Any
     line: str
     """The line that reads it, such as ``data.py:41 (augment)``."""
@@ -251,19 +251,6 @@ def contents(variable: contextvars.ContextVar[Any]) -> Any:
 def same(value: Any) -> Any:
     """Returns a value that no member holds."""
     return value
-
-
-def main_name(module: str) -> str:
-    """Returns the name of a module that is the same in processes that the script spawned."""
-    return MAINS[0] if module in MAINS else module
-
-
-def path_in(module: str, name: str) -> str:
-    return name if module in MAINS else f"{module}.{name}"
-
-
-Getter = Callable[..., Any]
-Pairs = Iterator[tuple[str, Any, Again]]
 
 
 def entry_suffix(key: Any) -> str:

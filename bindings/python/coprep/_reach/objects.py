@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from coprep._modules import is_users
+from coprep._names import path_in
 from coprep._reach import memory
 from coprep._reach.memory import ABSENT, CODE, is_a
 from coprep._reach.values import ANY, ITEMS, UNKNOWN, Box, Live, Made, Super, Text, Value, Values
@@ -146,7 +147,7 @@ class Objects:
     def _of_module(self, live: Live, name: str, is_stored: bool) -> Values:
         module, members = live.obj, vars(live.obj)
         self._run.note(module.__name__)
-        at = memory.path_in(module.__name__, name)
+        at = path_in(module.__name__, name)
         is_of_user = is_users(module.__name__)
         if name in members:
             value = members[name]

@@ -7,6 +7,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from coprep._names import main_name, path_in
 from coprep._reach import memory
 from coprep._reach.frames import Frame
 from coprep._reach.memory import ABSENT
@@ -235,9 +236,9 @@ class Syntax:
         stored = self._run.scope(frame).stored.get(name, 0)
         scope = frame.scope
         if name == "__name__":
-            return stored | self._run.text(memory.main_name(str(scope.get(name))))
+            return stored | self._run.text(main_name(str(scope.get(name))))
         if name in scope:
-            path = memory.path_in(str(scope.get("__name__")), name)
+            path = path_in(str(scope.get("__name__")), name)
             return stored | self._run.read(scope[name], path, (memory.entry, scope, name))
         builtin = scope.get("__builtins__", {})
         builtin = vars(builtin) if isinstance(builtin, types.ModuleType) else builtin

@@ -217,7 +217,7 @@ _FUNCTIONS: dict[Understood, tuple[Any, ...]] = {
     _getenv: (os.getenv,),
 }
 UNDERSTOOD: dict[int, Understood] = {id(one): how for how, all_ in _FUNCTIONS.items() for one in all_}
-"""What a call does, by the id of the function."""
+"""Functions that carry out a call, by the id of the called function."""
 
 
 # --- methods -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a variable of reached code may hold."""
+"""The values that a variable of reached code may have."""
 
 from __future__ import annotations
 

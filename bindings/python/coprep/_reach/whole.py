@@ -17,6 +17,7 @@ import numpy as np
 
 from coprep._attributes import attributes_of
 from coprep._modules import is_users
+from coprep._names import main_name, path_in
 from coprep._reach import memory
 from coprep._reach.frames import CONTEXTS, Frame
 from coprep._reach.memory import ABSENT, IGNORED, SCALARS
@@ -137,7 +138,7 @@ class Whole:
             return
         for name, value in list(vars(module).items()):
             if not (name.startswith("__") and name.endswith("__")):
-                at = memory.path_in(module.__name__, name)
+                at = path_in(module.__name__, name)
                 self.escape(self._run.read(value, at, (memory.entry, vars(module), name)), why)
 
     def _whole_object(self, obj: Any, path: str, why: str, is_outermost: bool) -> None:
@@ -234,7 +235,7 @@ class Whole:
                 self.object(contents, f"{frame.name}<{name}>", self.has_given_up, is_outermost=True)
         module = sys.modules.get(frame.scope.get("__name__", ""))
         if module is not None:
-            self.object(module, memory.main_name(module.__name__), self.has_given_up, is_outermost=True)
+            self.object(module, main_name(module.__name__), self.has_given_up, is_outermost=True)
 
 
 def _functions_of(member: Any) -> list[Any]:
