@@ -21,10 +21,20 @@ SLOW_STEP = 0.3
 """Seconds that one step of an epoch takes. A border is crossed at once if it takes no longer than a few of these."""
 
 
-def prepared(kept: int = 0) -> int:
-    """Returns the number of prepared samples, once all buffers but `kept` are free: then nothing is in preparation."""
-    until(lambda: stream()["buffers_free"] + kept == stream()["buffers"], f"all buffers but {kept} are free")
+def prepared() -> int:
+    """Returns the number of prepared samples, once all buffers are free: then nothing is in preparation."""
+    until(lambda: stream()["buffers_free"] == stream()["buffers"], "all buffers are free")
     return stream()["totals"]["prepared"]
+
+
+def becomes_prepared(samples: int, buffers: int) -> None:
+    """Waits until exactly `samples` are prepared and exactly `buffers` are taken by them or in preparation."""
+
+    def same() -> bool:
+        now = stream()
+        return (now["totals"]["prepared"], now["buffers"] - now["buffers_free"]) == (samples, buffers)
+
+    until(same, f"{samples} samples are prepared and {buffers} buffers are taken")
 
 
 def test_two_epochs_of_a_cohort_call_for_each_sample_twice(start: Start, tmp_path: Path) -> None:
@@ -71,6 +81,6 @@ def test_epochs_that_follow_each_other_find_their_first_batch_ready(tmp_path: Pa
             # While the job works on its last batch, only samples of an epoch that it has not begun are prepared.
             # A job that has crossed a border at once may have a fiftieth of the assigned samples prepared ahead.
             ahead = 0 if epochs == 1 else epochs * batches // 50
-            assert prepared(kept=ahead) == epochs * size + ahead * (size // batches)
+            becomes_prepared(epochs * size + ahead * (size // batches), buffers=ahead)
             assert next(epoch, "over") == "over"
     assert len(ud.noted(log)) == 3 * size + 1 * (size // batches) + LOOKED_AT
