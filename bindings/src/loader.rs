@@ -226,6 +226,7 @@ impl PyLoader {
         info.set_item("fields", fields)?;
         info.set_item("structure", PyBytes::new(py, &attached.structure))?;
         info.set_item("notes", &attached.notes)?;
+        info.set_item("unshared", &attached.unshared)?;
         Ok(info)
     }
 

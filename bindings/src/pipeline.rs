@@ -14,7 +14,7 @@ use coprep_protocol::shard_list::{DEFAULT_IMAGE, DEFAULT_LABEL};
 use coprep_protocol::spec::{
     ArrayFiles, AudioChannels, DEFAULT_FLIP, DEFAULT_MAX_PIXELS, DEFAULT_MAX_SAMPLES,
     DEFAULT_RATIO, DEFAULT_SCALE, Dtype, FileList, IdentityPart, LogMel, Op, ParquetFiles,
-    PipelineSpec, ResizeTo, Source, Tail, TarShards, TokenFiles, UserDataset,
+    PipelineSpec, ResizeTo, Source, Tail, TarShards, TokenFiles, UserDataset, WorkingDirectory,
 };
 use coprep_protocol::store_variables::{StoreVariables, provided_scheme};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -237,24 +237,34 @@ pub(crate) fn arrays(
     })))
 }
 
-/// Returns a dataset of Python code. Its identity consists of named parts with a hash of 16 bytes each.
+/// Name, hash of 16 bytes, content, and reason of a part of an identity.
+type Part = (String, [u8; 16], String, String);
+
+/// Returns a dataset of Python code. The directory is the working directory, and whether it counts.
 #[pyfunction]
-#[pyo3(signature = (name, samples, dataset, rest, *, split, in_job, is_iterated))]
+#[pyo3(signature = (name, samples, dataset, rest, *, split, in_job, is_iterated, directory))]
 pub(crate) fn user_dataset(
     name: String,
     samples: Option<u32>,
-    dataset: Vec<(String, [u8; 16])>,
-    rest: Vec<(String, [u8; 16])>,
+    dataset: Vec<Part>,
+    rest: Vec<Part>,
     split: bool,
     in_job: bool,
     is_iterated: bool,
+    directory: ([u8; 16], bool),
 ) -> PyPipeline {
-    let parts = |parts: Vec<(String, [u8; 16])>| {
-        let part = |(name, hash)| IdentityPart {
+    let parts = |parts: Vec<Part>| {
+        let part = |(name, hash, value, why)| IdentityPart {
             name,
             hash: u128::from_le_bytes(hash),
+            value,
+            why,
         };
         parts.into_iter().map(part).collect()
+    };
+    let directory = WorkingDirectory {
+        hash: u128::from_le_bytes(directory.0),
+        is_used: directory.1,
     };
     let source = Source::UserCode(UserDataset {
         name,
@@ -264,6 +274,7 @@ pub(crate) fn user_dataset(
         split,
         in_job,
         is_iterated,
+        directory,
     });
     PyPipeline::of(source)
 }

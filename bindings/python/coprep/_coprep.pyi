@@ -405,12 +405,13 @@ def restore(
 def user_dataset(
     name: str,
     samples: int | None,
-    dataset: list[tuple[str, bytes]],
-    rest: list[tuple[str, bytes]],
+    dataset: list[tuple[str, bytes, str, str]],
+    rest: list[tuple[str, bytes, str, str]],
     *,
     split: bool,
     in_job: bool,
     is_iterated: bool,
+    directory: tuple[bytes, bool],
 ) -> Pipeline: ...
 def status(socket: str | os.PathLike[str] | None = None, slow: int = 0) -> str: ...
 def stop(socket: str | os.PathLike[str] | None = None) -> int: ...

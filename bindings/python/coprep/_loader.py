@@ -474,7 +474,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
                 identity = identity._replace(samples=len(self._code.local().dataset))
             # The transform of an iterable dataset is part of its iteration, so nothing can be cached before it.
             split = self.transform is not None and self._iterated is None
-            pipeline = identity.pipeline(split=split, in_job=in_job)
+            pipeline = identity.pipeline(self._code.told(), split=split, in_job=in_job)
             code = None if in_job else self._new_job_code(identity.samples)
         self._job_code = code
         options = self._options
@@ -511,7 +511,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         Raises:
             DatasetChanged: they would not, and the loader has to leave the stream.
         """
-        if self._code.identity() == self._identity:
+        if self._code.identity().equals(self._identity):
             return True
         if self.persistent_workers:
             return False
@@ -555,7 +555,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         if self._code is None or self._loader is None or self.persistent_workers or self._identity is None:
             return
         identity = self._code.identity()
-        if identity != self._identity:
+        if not identity.equals(self._identity):
             self._begin_anew()
             if self._own_order is None:
                 # No code of the user's runs before the loader attaches. A sampler of the user's own would.
@@ -657,7 +657,10 @@ class DataLoader(TorchInterface, Generic[T_co]):
         if self._has_warned or self._given_rank.resolve().rank != 0:
             return
         self._has_warned = True
-        for note in self._native.attached()["notes"]:
+        attached = self._native.attached()
+        for why in attached["unshared"]:
+            warnings.warn(why, UnsharedWarning, stacklevel=3)
+        for note in attached["notes"]:
             warnings.warn(note, CacheWarning, stacklevel=3)
 
     def __len__(self) -> int:

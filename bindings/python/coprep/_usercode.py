@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from coprep import _coprep
-from coprep._fingerprint import fingerprint
+from coprep._fingerprint import Counted
 from coprep._iterables import Batches
 from coprep._modules import parts_of, remember_files, sources_of
 from coprep._names import MAINS
 from coprep._private import Private
 from coprep._program import Program
 from coprep._servers import start_method
+from coprep._told import NOTHING, Told
 
 Part = tuple[str, bytes]
 
@@ -31,17 +32,30 @@ class Identity(NamedTuple):
     is_iterated: bool = False
     private: tuple[Private, ...] = ()
     """Objects that cannot be compared with those of other jobs, so that this job shares with none."""
+    directory: tuple[bytes, bool] = (b"", False)
+    """Digest of the working directory, and whether a relative path leads to something there."""
 
-    def pipeline(self, *, split: bool, in_job: bool) -> _coprep.Pipeline:
-        """Returns the pipeline that stands for this dataset in messages to the coordinator."""
+    def equals(self, other: Identity) -> bool:
+        """Returns whether samples of both are the same. A file may have appeared where a relative path leads."""
+        where, is_used = self.directory
+        same_place = where == other.directory[0] or not (is_used or other.directory[1])
+        return same_place and self._replace(directory=other.directory) == other
+
+    def pipeline(self, told: Callable[[str], Told], *, split: bool, in_job: bool) -> _coprep.Pipeline:
+        """Returns the pipeline that stands for this dataset in messages to the coordinator.
+
+        Args:
+            told: describes a part by its name.
+        """
         return _coprep.user_dataset(
             self.name,
             self.samples,
-            self.dataset,
-            self.rest,
+            [(*part, *told(part[0])) for part in self.dataset],
+            [(*part, *told(part[0])) for part in self.rest],
             split=split,
             in_job=in_job,
             is_iterated=self.is_iterated,
+            directory=self.directory,
         )
 
 
@@ -73,6 +87,9 @@ class UserCode:
         self._context = context
         self._in_job = in_job
         self._loaded: Program | None = None
+        further = {"transform": transform, "worker_init_fn": worker_init_fn}
+        self._further = Counted({name: value for name, value in further.items() if value is not None}, dataset)
+        self._dataset = Counted(dataset.code() if isinstance(dataset, Batches) else {"dataset": dataset})
         if start_method(context) != "fork":
             remember_files()
 
@@ -84,28 +101,43 @@ class UserCode:
 
     def identity(self) -> Identity:
         """Returns the identity of the dataset in its present state, as this process has it in memory."""
-        dataset, transform, init, whole, batched = self.program
+        dataset, _, init, whole, batched = self.program
         private: list[Private] = []
         rest = [("collation", _digest(f"{whole}, {batched}"))]
         if not self._in_job:
             rest.append(("start method", _digest(start_method(self._context))))
-        further = {"transform": transform, "worker_init_fn": init}
-        rest += self._parts({name: value for name, value in further.items() if value is not None}, private)
+        if init is not None:
+            # What it does counts by its parts. Whether there is one has a name of its own.
+            rest.append(("worker_init_fn", _digest(getattr(init, "__qualname__", type(init).__qualname__))))
+        rest += self._parts(self._further, private)
         if isinstance(dataset, str):
             parts = [_interpreter(), *_factory_parts(dataset)]
-            return Identity(dataset, None, parts, rest, private=tuple(private))
-        parts = [_interpreter(), *self._parts({"dataset": dataset}, private)]
+            directory = _directory(self._further.uses_directory)
+            return Identity(dataset, None, parts, rest, private=tuple(private), directory=directory)
+        parts = [_interpreter(), *self._parts(self._dataset, private)]
         is_iterated = isinstance(dataset, Batches)
-        return Identity(_name(dataset), _length(dataset), parts, rest, is_iterated, tuple(private))
+        if is_iterated:
+            rest.append(("batches", _digest(repr(dataset.options()))))
+        directory = _directory(self._dataset.uses_directory or self._further.uses_directory)
+        return Identity(_name(dataset), _length(dataset), parts, rest, is_iterated, tuple(private), directory)
 
-    def _parts(self, named: dict[str, Any], private: list[Private]) -> list[Part]:
+    def told(self) -> Callable[[str], Told]:
+        """Returns a function that describes a part of the identity by its name, for people."""
+        both = self._dataset.told(), self._further.told()
+        return lambda name: next(filter(any, (described.part(name) for described in both)), NOTHING)
+
+    def _parts(self, counted: Counted, private: list[Private]) -> list[Part]:
         found: list[Private] = []
-        parts = fingerprint(named, found)
+        parts = counted.parts(found)
         if found and self._in_job:
             # Jobs that make samples themselves share only the order. The name of the class is enough for that.
-            return [(name, _digest(_name(value))) for name, value in named.items()]
+            return [(name, _digest(_name(value))) for name, value in counted.named.items()]
         private += found
         return parts
+
+
+def _directory(is_used: bool) -> tuple[bytes, bool]:
+    return _digest(os.getcwd()), is_used
 
 
 def _digest(text: str) -> bytes:
