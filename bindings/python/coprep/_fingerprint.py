@@ -216,24 +216,22 @@ def _reason(error: Exception) -> str:
 
 
 class _Known(NamedTuple):
-    """The digest of a code object and the names that it reads."""
+    """A code object and the names that it reads."""
 
     reference: weakref.ref[types.CodeType]
-    digest: bytes
     uses: Uses
 
 
 _codes: dict[int, _Known] = {}
-"""Digests of code objects, by their id, as long as they live."""
+"""What code objects read, by their id, as long as they live."""
 
 
-def _known(code: types.CodeType) -> _Known:
+def _uses(code: types.CodeType) -> Uses:
     known = _codes.get(id(code))
     if known is None or known.reference() is not code:
         key = id(code)
-        reference = weakref.ref(code, lambda _: _codes.pop(key, None))
-        known = _codes[key] = _Known(reference, digest_of_code(code), uses_of(code))
-    return known
+        known = _codes[key] = _Known(weakref.ref(code, lambda _: _codes.pop(key, None)), uses_of(code))
+    return known.uses
 
 
 _ATTEMPTS = ((_Pickler, True), (_Lenient, True), (_Pickler, False), (_Lenient, False))
@@ -750,7 +748,7 @@ class _Walk:
             # A library made it of the user's code, such as a decorator does. The library counts by its version.
             self._note(home)
             return _hash(b"wrapper", home.encode(), rest)
-        uses = _known(code).uses
+        uses = _uses(code)
         if self._surroundings.note(uses, scope):
             self._is_fixed = False
         digests = [self._read(scope, home, path) for path in uses.names]
@@ -853,11 +851,10 @@ class _Walk:
         return self.plain((type(cls), cls.__bases__, cls.__qualname__, sorted(members.items(), key=_first)))
 
     def _bytecode(self, code: types.CodeType) -> bytes:
-        known = _known(code)
         if len(self.strings) < STRINGS:
-            for text in known.uses.strings:
+            for text in _uses(code).strings:
                 self._string(text)
-        return b"c" + known.digest
+        return b"c" + digest_of_code(code)
 
 
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, functools._lru_cache_wrapper)
