@@ -32,6 +32,8 @@ pub(crate) struct PyLoader {
     client: Arc<Loader>,
     /// `true` if the job has other ranks, which wait for this one until it leaves.
     has_others: bool,
+    /// A `coprep._servers.JobCode`, if worker processes make the samples.
+    code: Option<Py<PyAny>>,
 }
 
 /// The state of a job, which Python gets as a dictionary.
@@ -58,7 +60,9 @@ enum PyBatch {
 }
 
 /// Warns in the job, once, that samples are left out. If the user turns warnings into errors, the warning raises.
-fn warn_skipped(py: Python<'_>, example: SampleError) -> PyResult<()> {
+///
+/// `by` is a module or an object with a method `warn_skipped`.
+fn warn_skipped(by: &Bound<'_, PyAny>, example: SampleError) -> PyResult<()> {
     let SampleError {
         id,
         path,
@@ -67,8 +71,7 @@ fn warn_skipped(py: Python<'_>, example: SampleError) -> PyResult<()> {
         ..
     } = example;
     let arguments = (id, path, stage, message);
-    py.import("coprep._errors")?
-        .call_method1("warn_skipped", arguments)?;
+    by.call_method1("warn_skipped", arguments)?;
     Ok(())
 }
 
@@ -134,6 +137,7 @@ impl PyLoader {
         let user_code = code.as_ref().map(user_code).transpose()?;
         let has_others = rank.world_size > 1;
         let order = resume.as_mut().and_then(|resume| resume.order.take());
+        let job_code = code.as_ref().map(|code| code.clone().unbind());
         let credentials = link_of(
             pipeline.provided.as_ref(),
             &options.name,
@@ -160,7 +164,11 @@ impl PyLoader {
             let ids = ids_of(&order).collect();
             client.resume_order(ids).map_err(raise)?;
         }
-        Ok(PyLoader { client, has_others })
+        Ok(PyLoader {
+            client,
+            has_others,
+            code: job_code,
+        })
     }
 
     /// Begins an epoch and returns its number. `order` has the ids of its samples, 32 bits each, if this
@@ -194,7 +202,10 @@ impl PyLoader {
                     return Ok(Some(PyBatch::Host(arrays.collect::<PyResult<_>>()?)));
                 }
                 Event::EndOfEpoch => return Ok(None),
-                Event::Skipped(example) => warn_skipped(py, *example)?,
+                Event::Skipped(example) => match &self.code {
+                    Some(code) => warn_skipped(code.bind(py), *example)?,
+                    None => warn_skipped(py.import("coprep._errors")?.as_any(), *example)?,
+                },
                 // Ctrl-C must take effect while no batch comes.
                 Event::NotYet => py.check_signals()?,
             }
@@ -226,6 +237,7 @@ impl PyLoader {
         info.set_item("fields", fields)?;
         info.set_item("structure", PyBytes::new(py, &attached.structure))?;
         info.set_item("notes", &attached.notes)?;
+        info.set_item("unshared", &attached.unshared)?;
         Ok(info)
     }
 

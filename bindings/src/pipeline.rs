@@ -14,7 +14,7 @@ use coprep_protocol::shard_list::{DEFAULT_IMAGE, DEFAULT_LABEL};
 use coprep_protocol::spec::{
     ArrayFiles, AudioChannels, DEFAULT_FLIP, DEFAULT_MAX_PIXELS, DEFAULT_MAX_SAMPLES,
     DEFAULT_RATIO, DEFAULT_SCALE, Dtype, FileList, IdentityPart, LogMel, Op, ParquetFiles,
-    PipelineSpec, ResizeTo, Source, Tail, TarShards, TokenFiles, UserDataset,
+    PipelineSpec, ResizeTo, Source, Tail, TarShards, TokenFiles, UserDataset, WorkingDirectory,
 };
 use coprep_protocol::store_variables::{StoreVariables, provided_scheme};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -25,6 +25,7 @@ use crate::connect::{coordinator_paths, start_or_find};
 use crate::credentials::{ProvidedCredentials, link_of};
 use crate::errors::raise;
 use crate::operators::{self, SizeArgument, calls, number, numbers};
+use crate::options::field;
 
 /// A source of samples, and the operators that prepare one.
 ///
@@ -237,35 +238,43 @@ pub(crate) fn arrays(
     })))
 }
 
-/// Returns a dataset of Python code. Its identity consists of named parts with a hash of 16 bytes each.
+/// Name, hash of 16 bytes, content, and reason of a part of an identity.
+type Part = (String, [u8; 16], String, String);
+
+/// Returns a dataset of Python code, by its `coprep._usercode.Identity`, and the parts of that with descriptions.
 #[pyfunction]
-#[pyo3(signature = (name, samples, dataset, rest, *, split, in_job, is_iterated))]
+#[pyo3(signature = (identity, dataset, rest, *, split, in_job))]
 pub(crate) fn user_dataset(
-    name: String,
-    samples: Option<u32>,
-    dataset: Vec<(String, [u8; 16])>,
-    rest: Vec<(String, [u8; 16])>,
+    identity: &Bound<'_, PyAny>,
+    dataset: Vec<Part>,
+    rest: Vec<Part>,
     split: bool,
     in_job: bool,
-    is_iterated: bool,
-) -> PyPipeline {
-    let parts = |parts: Vec<(String, [u8; 16])>| {
-        let part = |(name, hash)| IdentityPart {
+) -> PyResult<PyPipeline> {
+    let parts = |parts: Vec<Part>| {
+        let part = |(name, hash, value, why)| IdentityPart {
             name,
             hash: u128::from_le_bytes(hash),
+            value,
+            why,
         };
         parts.into_iter().map(part).collect()
     };
+    let (directory, is_used): ([u8; 16], bool) = field(identity, "directory")?;
     let source = Source::UserCode(UserDataset {
-        name,
-        samples,
+        name: field(identity, "name")?,
+        samples: field(identity, "samples")?,
         dataset: parts(dataset),
         rest: parts(rest),
         split,
         in_job,
-        is_iterated,
+        is_iterated: field(identity, "is_iterated")?,
+        directory: WorkingDirectory {
+            hash: u128::from_le_bytes(directory),
+            is_used,
+        },
     });
-    PyPipeline::of(source)
+    Ok(PyPipeline::of(source))
 }
 
 impl PyPipeline {

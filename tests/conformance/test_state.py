@@ -15,12 +15,11 @@ from state.runner import ALONE, KINDS, TOGETHER, Method, Report, Runner, When, o
 each_kind = pytest.mark.parametrize("name", KINDS)
 
 
-def each_but(*fields: str, strict: bool = True) -> pytest.MarkDecorator:
-    """Returns each kind. Kinds in which one of these fields has a reason are known to fail, if strict each time."""
+def each(strict: bool) -> pytest.MarkDecorator:
+    """Returns each kind. Kinds that are not seen are known to fail, if strict each time."""
     found = []
     for name, kind in KINDS.items():
-        reason = next((text for field in fields if (text := getattr(kind, field))), None)
-        marks = () if reason is None else pytest.mark.xfail(strict=strict, reason=reason)
+        marks = pytest.mark.xfail(strict=strict, reason=kind.unseen) if kind.unseen else ()
         found.append(pytest.param(name, marks=marks))
     return pytest.mark.parametrize("name", found)
 
@@ -69,7 +68,7 @@ def test_a_kind_shows_in_pytorchs_samples_if_it_counts(runner: Runner, name: str
 
 
 # Samples are right by chance, in jobs that wrongly share, if the second job forks the workers: the first may have left.
-@each_but("unseen", strict=False)
+@each(strict=False)
 def test_samples_are_made_with_what_the_program_has_set(sharing: Runner, name: str) -> None:
     expected, reports = sharing.by_fork("torch", name), sharing.by_fork("coprep", name)
     if not (KINDS[name].fails or all(is_refused(name, "fork", report) for report in reports)):
@@ -78,7 +77,7 @@ def test_samples_are_made_with_what_the_program_has_set(sharing: Runner, name: s
     assert not any(report.harm for report in reports)
 
 
-@each_but("unseen", "part_of")
+@each(strict=True)
 def test_jobs_share_if_they_agree_and_only_then(sharing: Runner, name: str) -> None:
     kind, reports = KINDS[name], sharing.by_fork("coprep", name)
     if any(report.error for report in reports):

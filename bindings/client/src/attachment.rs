@@ -371,6 +371,7 @@ mod tests {
             epoch: 0,
             structure: Vec::new(),
             notes: Vec::new(),
+            unshared: Vec::new(),
             token: 0,
         };
         let descriptors = vec![pool.reader_fd().unwrap(), deliver, reply, bell];

@@ -36,6 +36,7 @@ from coprep._errors import (
 if TYPE_CHECKING:
     from coprep._install import install, uninstall
     from coprep._loader import DataLoader
+    from coprep._what_counts import what_counts
 
 __all__ = [
     "Arrays",
@@ -60,11 +61,17 @@ __all__ = [
     "status",
     "stop",
     "uninstall",
+    "what_counts",
 ]
 
 Path = str | os.PathLike[str]
 CredentialProvider = Callable[[], Mapping[str, Any]]
-_IMPORTED_WHEN_USED = {"DataLoader": "_loader", "install": "_install", "uninstall": "_install"}
+_IMPORTED_WHEN_USED = {
+    "DataLoader": "_loader",
+    "install": "_install",
+    "uninstall": "_install",
+    "what_counts": "_what_counts",
+}
 """Names that need NumPy, with their modules. NumPy takes most of the time that it takes to import this package."""
 
 

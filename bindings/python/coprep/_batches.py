@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coprep import _coprep, _exchange
-from coprep._device import Gpu, ImageForm
+from coprep._device import Gpu, ImageForm, ids_of
 from coprep._errors import SampleError, warn_skipped
+from coprep._folds import Positions
 from coprep._seeding import seed_all
 from coprep._structure import Framework, Structure, convert
 
@@ -56,7 +57,7 @@ class Images:
             assert self._gpu is not None
             images, *labels = self._gpu.tensors(arrays)
             images = self._gpu.formed(images, self._form, arrays.why_unconverted)
-            return self._batch([images, *labels, *([self._gpu.ids(arrays)] if self._with_index else [])])
+            return self._batch([images, *labels, *([self._gpu.ids(ids_of(arrays))] if self._with_index else [])])
         # The ids come last.
         values: list[Any] = [np.asarray(array) for array in (arrays if self._with_index else arrays[:-1])]
         if self._torch:
@@ -79,6 +80,7 @@ class Samples:
             batching.
         with_index: whether batches are ``(batch, ids)``. The ids stay on the host.
         gpu: the GPU for batches, or ``None`` if they stay on the host.
+        positions: tells the ids that the user knows, from those of the stream.
     """
 
     def __init__(
@@ -88,7 +90,9 @@ class Samples:
         batched: bool,
         with_index: bool,
         gpu: Gpu | None = None,
+        positions: Positions | None = None,
     ) -> None:
+        self.positions = Positions() if positions is None else positions
         self._framework = framework
         self._gpu = gpu
         self._collate = collate
@@ -114,7 +118,7 @@ class Samples:
         if isinstance(arrays, _coprep.DeviceBatch):
             assert self._gpu is not None
             batch = structure.batch(self._gpu.tensors(arrays), None, len(arrays), self._gpu.leaf)
-            return (batch, self._gpu.ids(arrays)) if self._with_index else batch
+            return (batch, self._gpu.ids(self.positions.all_of(ids_of(arrays)))) if self._with_index else batch
         if self._gpu is not None:
             self._gpu.check_movable("samples with texts, or whose parts differ in shape,")
         blobs = _blobs(arrays[-2]) if structure.has_blob else None
@@ -148,6 +152,7 @@ class Samples:
             batch = self._gpu.move(batch)
         if not self._with_index:
             return batch
+        index = self.positions.all_of(index)
         if self._framework == "torch":
             import torch
 
@@ -233,11 +238,11 @@ class InJob:
                 made.append(self._make(fetch, program.transform, seed, sample, visit))
                 kept.append(position)
             except StopIteration as error:
-                raise RuntimeError(f"sample {sample} raised StopIteration") from error
+                raise RuntimeError(f"sample {self._samples.positions.of(sample)} raised StopIteration") from error
             except Exception as error:
                 if not self._skip_errors:
                     raise
-                self._skip(sample, error)
+                self._skip(self._samples.positions.of(sample), error)
         if not made:
             return NOTHING
         return self._samples.collate_here(made, index[kept])
@@ -274,8 +279,14 @@ def samples_errors() -> Iterator[None]:
         raise raised from raised.__cause__
 
 
-def users_exception(error: SampleError) -> BaseException:
-    """Returns the exception of the user's code with ``error`` as its cause, or ``error`` if that exception is lost."""
+def users_exception(error: SampleError, positions: Positions | None = None) -> BaseException:
+    """Returns the exception of the user's code with ``error`` as its cause, or ``error`` if that exception is lost.
+
+    Args:
+        positions: tells the id that the user knows, from that of the stream.
+    """
+    if positions is not None and positions.fold is not None:
+        error.renumber(positions.of(error.id))
     raised = _exchange.load_exception(error._exception) if error._exception else None
     if raised is None:
         return error

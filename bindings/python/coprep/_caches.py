@@ -6,6 +6,7 @@ describe the last call, are therefore not part of an object's identity.
 
 from __future__ import annotations
 
+import dis
 import functools
 import json
 import logging
@@ -15,9 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from coprep._bytecode import attributes_set_by
 from coprep._modules import digest_of
-from coprep._names import MAINS
 from coprep._reducing import LOCKS
 
 HOOK = "__coprep_identity__"
@@ -59,8 +58,7 @@ def reducer_of(cls: Any) -> Reducer | None:
     if issubclass(cls, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
         return lambda entries: (identified, (cls, dict(entries)))
     if issubclass(cls, logging.Logger):
-        # A script's logger is named after its module, which has another name in a process that it spawned.
-        return lambda logger: (identified, (cls, MAINS[0] if logger.name in MAINS else logger.name))
+        return lambda logger: (identified, (logging.Logger, "logger"))
     if caches_of(cls) or _is_tokenizer(cls):
         return _reduce_without_caches
     return None
@@ -94,7 +92,8 @@ def _libraries_of(cls: type) -> set[str]:
 def _randomized(cls: type) -> set[str]:
     """Returns the attributes that a random transform sets in each call, by its method ``randomize``."""
     methods: list[Any] = [vars(base).get("randomize") for base in cls.__mro__]
-    return {name for method in methods if hasattr(method, "__code__") for name in attributes_set_by(method.__code__)}
+    codes = [method.__code__ for method in methods if hasattr(method, "__code__")]
+    return {step.argval for code in codes for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
 
 
 @functools.lru_cache(maxsize=1024)

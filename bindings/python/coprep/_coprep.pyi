@@ -403,14 +403,12 @@ def restore(
     provider: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Pipeline: ...
 def user_dataset(
-    name: str,
-    samples: int | None,
-    dataset: list[tuple[str, bytes]],
-    rest: list[tuple[str, bytes]],
+    identity: Any,
+    dataset: list[tuple[str, bytes, str, str]],
+    rest: list[tuple[str, bytes, str, str]],
     *,
     split: bool,
     in_job: bool,
-    is_iterated: bool,
 ) -> Pipeline: ...
 def status(socket: str | os.PathLike[str] | None = None, slow: int = 0) -> str: ...
 def stop(socket: str | os.PathLike[str] | None = None) -> int: ...

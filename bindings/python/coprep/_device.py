@@ -306,11 +306,11 @@ class Gpu:
         """Returns images of :meth:`tensors` in the form that the user has asked for."""
         return form.of_device(images, why_unconverted)
 
-    def ids(self, batch: _coprep.DeviceBatch) -> Any:
-        """Returns the ids of a batch, which stay on the host."""
+    def ids(self, ids: Array) -> Any:
+        """Returns the ids of a batch as users get them. They stay on the host."""
         import torch
 
-        return torch.from_numpy(_ids(batch))
+        return torch.from_numpy(ids)
 
     def check_movable(self, what: str) -> None:
         """Fails unless a batch of the host can be moved here.
@@ -369,8 +369,8 @@ class DlpackGpu(Gpu):
             )
         return images
 
-    def ids(self, batch: _coprep.DeviceBatch) -> Any:
-        return _ids(batch)
+    def ids(self, ids: Array) -> Any:
+        return ids
 
     def check_movable(self, what: str) -> None:
         raise TypeError(
@@ -382,7 +382,8 @@ class DlpackGpu(Gpu):
         return part
 
 
-def _ids(batch: _coprep.DeviceBatch) -> Array:
+def ids_of(batch: _coprep.DeviceBatch) -> Array:
+    """Returns the ids of a batch."""
     # A copy, since arrays are writable and bytes are not.
     return np.frombuffer(bytearray(batch.ids), np.int64)
 

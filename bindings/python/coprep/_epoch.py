@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from coprep import _coprep
 from coprep._batches import NOTHING, Make, users_exception
 from coprep._errors import DatasetChanged, SampleError
+from coprep._folds import Positions
 
 
 class Epoch(Iterator[Any]):
@@ -23,6 +23,7 @@ class Epoch(Iterator[Any]):
         is_current: returns whether no later pass of the same loader has begun.
         move: leaves the stream for one of the changed dataset, and returns the native loader that is there.
         failed: the error of the first samples, if the epoch could not begin because of it.
+        positions: tells the ids that the user knows, from those of the stream.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Epoch(Iterator[Any]):
         is_current: Callable[[], bool],
         move: Callable[[], _coprep.Loader],
         failed: SampleError | None,
+        positions: Positions,
     ) -> None:
         self._native = native
         self._make = make
@@ -45,6 +47,7 @@ class Epoch(Iterator[Any]):
         self._is_current = is_current
         self._move = move
         self._failed = failed
+        self._positions = positions
         self._failures = 0
         self._over = False
 
@@ -64,9 +67,11 @@ class Epoch(Iterator[Any]):
                 self._native.leave_pass()
 
     def __del__(self) -> None:
-        # The interpreter may be ending.
-        with contextlib.suppress(Exception):
+        # If the interpreter is ending, the names of this module may be gone already.
+        try:  # noqa: SIM105
             self._shutdown_workers()
+        except Exception:
+            pass
 
     def __next__(self) -> Any:
         while not self._over:
@@ -77,7 +82,7 @@ class Epoch(Iterator[Any]):
             try:
                 arrays = self._native.next() if self._stream is None else self._native.next(self._stream())
             except SampleError as error:
-                raised = users_exception(error)
+                raised = users_exception(error, self._positions)
                 raise raised from raised.__cause__
             except DatasetChanged:
                 self._native = self._move()
@@ -97,7 +102,7 @@ class Epoch(Iterator[Any]):
         """
         self._failures += 1
         self._over = self._failures >= self._expected_batches()
-        raised = users_exception(error)
+        raised = users_exception(error, self._positions)
         raise raised from raised.__cause__
 
     def _expected_batches(self) -> int:

@@ -36,6 +36,12 @@ class SampleError(CoprepError):
     def __str__(self) -> str:
         return str(self.args[0])
 
+    def renumber(self, position: int) -> None:
+        """Names the sample by its position in the loader's dataset, a part of the dataset in which it has its id."""
+        message = str(self).replace(f"sample {self.id} ", f"sample {position} ({self.id} of the whole dataset) ", 1)
+        self.args = (message, position, *self.args[2:])
+        self.id = position
+
 
 class StorageError(CoprepError):
     """Remote storage does not answer, or refuses: at the opening of a dataset, or after the storage patience.

@@ -59,6 +59,15 @@ class Batches:
         self.persistent_workers = persistent_workers
         self.prefetch_factor = prefetch_factor
 
+    def code(self) -> dict[str, Any]:
+        """Returns the user's objects, by name."""
+        found = {"dataset": self.dataset, "transform": self.transform, "worker_init_fn": self.worker_init_fn}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def options(self) -> tuple[Any, ...]:
+        """Returns the options on which the batches depend."""
+        return self.batch_size, self.drop_last, self.workers, self.persistent_workers, self.prefetch_factor
+
     def __len__(self) -> int:
         # The length is unknown before an epoch ends. The coordinator needs a number that is the same in all processes.
         return 1

@@ -19,6 +19,7 @@ from coprep._batches import Images, InJob, Iterated, Make, Samples, framework_of
 from coprep._device import Gpu, ImageForm, gpu_of, shares_uploads
 from coprep._epoch import Epoch
 from coprep._errors import CacheWarning, CoprepError, DatasetChanged, SampleError, UnsharedWarning
+from coprep._folds import Fold, Positions, fold_of, is_part
 from coprep._options import DeviceForm, JobOptions, ResumeFrom
 from coprep._orders import CannotBeShared, OwnOrder
 from coprep._ranks import GivenRank
@@ -296,6 +297,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self._job_code: JobCode | None = None
         self._identity: Any = None
         self._fresh_identity: Any = None
+        self._positions = Positions()
         self._make: Make = self._choose_maker(on_error == "skip", form)
         if self._gpu is not None:
             self._apply_gpu(self._gpu, form.on_device(shares_uploads(uploads)))
@@ -418,7 +420,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             context = self.multiprocessing_context
             self._code = UserCode(self._batches(), None, None, whole=True, batched=self._batched, context=context)
             return made
-        samples = Samples(self._framework, self._collate, self._batched, self._with_index, self._gpu)
+        samples = Samples(self._framework, self._collate, self._batched, self._with_index, self._gpu, self._positions)
         self._code = UserCode(
             self.dataset,
             self.transform,
@@ -427,6 +429,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             batched=samples.batched,
             context=self.multiprocessing_context,
             in_job=self._is_in_job,
+            fold=_folds_of(self._options, has_own_order=self._own_order is not None),
         )
         if not self._is_in_job:
             return samples
@@ -466,18 +469,33 @@ class DataLoader(TorchInterface, Generic[T_co]):
         pipeline = self.dataset
         if self._code is not None:
             in_job = self._is_in_job
+            if self._resume is not None and self._resume.delivered != _state.EMPTY_SET:
+                self._code.keeps_positions = not self._resume.of_dataset
             self._identity = self._fresh_identity or self._code.identity()
             self._fresh_identity = None
             identity = self._identity
+            self._positions.fold = self._code.fold
+            if (
+                self._resume is not None
+                and self._resume.of_dataset
+                and identity.subset is None
+                and is_part(self.dataset)
+            ):
+                raise ValueError(
+                    "the state has ids of the dataset that its Subset is a part of, and the samples of this Subset, or "
+                    "of this order, can only be told by their positions: resume with the same indices and shuffle"
+                )
             if in_job and identity.samples is None:
                 # There is no worker that could tell the length of a dataset that a factory makes.
                 identity = identity._replace(samples=len(self._code.local().dataset))
             # The transform of an iterable dataset is part of its iteration, so nothing can be cached before it.
             split = self.transform is not None and self._iterated is None
-            pipeline = identity.pipeline(split=split, in_job=in_job)
+            pipeline = identity.pipeline(self._code.told(), split=split, in_job=in_job)
             code = None if in_job else self._new_job_code(identity.samples)
         self._job_code = code
         options = self._options
+        if self._positions.fold is not None:
+            options = options._replace(subset=identity.subset)
         if self._is_in_job:
             # The coordinator has no values of this dataset to cache.
             options = options._replace(cache="off", cache_bytes=None, reuse=0)
@@ -503,6 +521,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             # A process that iterates the dataset by itself keeps it from epoch to epoch, as this process would.
             is_persistent=self.persistent_workers or (self._iterated is not None and not self._given_workers),
             is_current=self._is_current,
+            positions=self._positions,
         )
 
     def _is_current(self) -> bool:
@@ -511,7 +530,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         Raises:
             DatasetChanged: they would not, and the loader has to leave the stream.
         """
-        if self._code.identity() == self._identity:
+        if self._code.identity().equals(self._identity):
             return True
         if self.persistent_workers:
             return False
@@ -533,9 +552,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         state = self.state_dict()
         assert self._loader is not None
         before, self._loader = self._loader, None
-        self._resume = _state.from_dict(
-            state, seed=self._options.seed, draws=self._options.draws, has_own_order=self._own_order is not None
-        )
+        self._resume = self._resume_from(state)
         before.close()
         self._native.start_epoch(None)
         self._settle()
@@ -555,8 +572,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
         if self._code is None or self._loader is None or self.persistent_workers or self._identity is None:
             return
         identity = self._code.identity()
-        if identity != self._identity:
-            self._begin_anew()
+        if not identity.equals(self._identity):
+            self._begin_anew(None if self._iterated is not None else identity.samples)
             if self._own_order is None:
                 # No code of the user's runs before the loader attaches. A sampler of the user's own would.
                 self._fresh_identity = identity
@@ -576,15 +593,20 @@ class DataLoader(TorchInterface, Generic[T_co]):
             raise ValueError(f"the sampler was changed, and its draws can no longer be shared: {order}")
         if order.draws != self._options.draws:
             self._options = self._options._replace(draws=order.draws)
-            self._begin_anew()
+            self._begin_anew(len(self.dataset))
 
-    def _begin_anew(self) -> None:
-        """Leaves the stream, so that the next epoch attaches to another one."""
+    def _begin_anew(self, samples: int | None) -> None:
+        """Leaves the stream, so that the next epoch attaches to another one.
+
+        Args:
+            samples: number of samples of the dataset, or ``None`` if it is that of the stream.
+        """
         if self._loader is None:
             return
         epoch = self._loader.epoch()
         attached = self._loader.attached()
-        samples = attached["dataset_samples"] if self._iterated is not None else _samples(self.dataset, attached)
+        if samples is None:
+            samples = int(attached["dataset_samples"])
         self._resume = ResumeFrom(epoch, _state.EMPTY_SET, attached["seed"], samples, None)
         self._loader.close()
         self._loader = None
@@ -636,6 +658,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             is_current=lambda: self._iteration == number,
             move=self._move,
             failed=failed,
+            positions=self._positions,
         )
 
     def _unshared_batches(self) -> Iterator[Any]:
@@ -657,7 +680,10 @@ class DataLoader(TorchInterface, Generic[T_co]):
         if self._has_warned or self._given_rank.resolve().rank != 0:
             return
         self._has_warned = True
-        for note in self._native.attached()["notes"]:
+        attached = self._native.attached()
+        for why in attached["unshared"]:
+            warnings.warn(why, UnsharedWarning, stacklevel=3)
+        for note in attached["notes"]:
             warnings.warn(note, CacheWarning, stacklevel=3)
 
     def __len__(self) -> int:
@@ -697,6 +723,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the job's position after its last batch: epoch, ids given in it, seed. Can be written as JSON.
 
+        Of a ``torch.utils.data.Subset`` the state may hold the ids of the dataset that it is a part of, and says so.
+
         Where samples are drawn with replacement, the state holds the numbers of the draws instead of ids, and
         ``draws``, which stands for their weights and their number. With a sampler of your own in a cohort it holds the
         positions of samples in the order of the epoch, and that order, which takes 5.3 bytes for each sample.
@@ -706,7 +734,12 @@ class DataLoader(TorchInterface, Generic[T_co]):
 
         With several ranks, call it on each of them at the same step; each state holds the samples of all ranks.
         """
-        return _state.to_dict(self._native.state(), self._options.draws)
+        return _state.to_dict(self._native.state(), self._options.draws, of_dataset=self._positions.fold is not None)
+
+    def _resume_from(self, state: dict[str, Any]) -> ResumeFrom:
+        return _state.from_dict(
+            state, seed=self._options.seed, draws=self._options.draws, has_own_order=self._own_order is not None
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on exactly where ``state`` was taken. The next pass is the rest of that epoch.
@@ -714,9 +747,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         Raises:
             ValueError: the state is of another version, of another seed than this loader was given, or of other draws.
         """
-        resume = _state.from_dict(
-            state, seed=self._options.seed, draws=self._options.draws, has_own_order=self._own_order is not None
-        )
+        resume = self._resume_from(state)
         before, resumed_before = self._loader, self._resume
         self._resume = resume
         try:
@@ -766,7 +797,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
             # The coordinator has just ended, and its figures with it.
             return []
         found = (s["costs"]["slowest"] for s in status["streams"] if s["id"] == stream)
-        return next(found, [])
+        slowest: list[dict[str, Any]] = next(found, [])
+        return [slow | {"id": self._positions.of(slow["id"])} for slow in slowest if self._positions.has(slow["id"])]
 
     def __repr__(self) -> str:
         dataset = (
@@ -805,5 +837,11 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self.close()
 
 
-def _samples(dataset: Any, attached: dict[str, Any]) -> int:
-    return int(attached["dataset_samples"]) if isinstance(dataset, str) else len(dataset)
+def _folds_of(options: JobOptions, *, has_own_order: bool) -> Callable[[Any], Fold | None]:
+    """Returns what tells the samples of a part of a dataset by the ids of that dataset.
+
+    That is of use where the options say nothing else of the samples.
+    """
+    if options.subset is not None or options.draws is not None or has_own_order:
+        return lambda _: None
+    return lambda dataset: fold_of(dataset, is_shuffled=options.shuffle)

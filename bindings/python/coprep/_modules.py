@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import hashlib
@@ -12,10 +13,9 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from coprep._bytecode import Import, uses_of
 from coprep._names import MAINS
 
 Part = tuple[str, bytes]
@@ -89,6 +89,16 @@ def edited_files() -> list[str]:
 
 
 # --- modules that will be imported --------------------------------------------------------------------------------
+
+
+class Import(NamedTuple):
+    """An import, as it is written."""
+
+    module: str
+    level: int
+    """Number of dots before the name."""
+    members: tuple[str, ...]
+    """Names after ``from MODULE import``."""
 
 
 class Source(NamedTuple):
@@ -178,7 +188,7 @@ def _source(file: str, _: Stamp) -> Source:
     if file.endswith(".py"):
         # Only Python source has imports to find. The bytes of other files, and of broken source, still count.
         with contextlib.suppress(SyntaxError, ValueError, RecursionError):
-            imports = uses_of(compile(content, file, "exec", dont_inherit=True)).imports
+            imports = tuple(_imports_in(ast.parse(content, file)))
     return Source(digest_of(content), imports)
 
 
@@ -193,6 +203,14 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
         return importlib.machinery.PathFinder.find_spec(name, path) if path else None
     except (ImportError, ValueError, AttributeError):
         return None
+
+
+def _imports_in(tree: ast.AST) -> Iterator[Import]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, 0, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield Import(node.module or "", node.level, tuple(alias.name for alias in node.names))
 
 
 # --- installed packages -------------------------------------------------------------------------------------------

@@ -91,3 +91,5 @@ class ResumeFrom(NamedTuple):
     """Samples of the dataset."""
     order: bytes | None
     """Ids of the epoch in their order, as :attr:`JobOptions.subset`, if the job proposed its order."""
+    of_dataset: bool = False
+    """``True`` if the ids are of the dataset that the loader has a part of, and not positions in that part."""

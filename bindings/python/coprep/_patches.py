@@ -7,6 +7,8 @@ only after one of them has changed.
 from __future__ import annotations
 
 import functools
+import linecache
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -109,8 +111,8 @@ class Patches:
             home = code.__globals__
             return home is not members and self._is_users(home.get("__name__"))
         if kind is functools.partial:
-            # A library has no reason to wrap a function of its own under the same name.
-            return getattr(code.func, "__name__", None) == name or self._is_own(code.func, name, members)
+            is_same = getattr(code.func, "__name__", None) == name and not _is_written(name, members)
+            return is_same or self._is_own(code.func, name, members)
         return _is_heap_class(code) and isinstance(code.__module__, str) and self._is_users(code.__module__)
 
 
@@ -122,6 +124,12 @@ def _is_heap_class(value: Any) -> bool:
 def _is_accessor(value: Any) -> bool:
     """Returns whether a member makes a value of code that it holds, as `functools.cached_property` does."""
     return hasattr(type(value), "__get__") and hasattr(value, "__dict__")
+
+
+def _is_written(name: str, members: Mapping[str, Any]) -> bool:
+    """Returns whether a library itself assigns a partial function to a name."""
+    text = "".join(linecache.getlines(str(members.get("__file__"))))
+    return re.search(rf"^{name}\s*=\s*(functools\.)?partial\(", text, re.MULTILINE) is not None
 
 
 def _top(cls: type) -> str:

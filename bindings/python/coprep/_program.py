@@ -18,11 +18,16 @@ class Program(NamedTuple):
     """``True`` if samples travel as they are, because the job collates them."""
     batched: bool
     """``True`` if samples become batches. Then ``__getitems__`` is used if the dataset has it, as PyTorch does."""
+    as_index: Callable[[int], Any] = int
+    """Makes the index that the dataset gets from the id of a sample."""
 
     def fetch(self) -> Callable[[int], Any]:
         """Returns the function that makes a sample of the dataset from its id."""
         at_once = getattr(self.dataset, "__getitems__", None) if self.batched else None
-        return (lambda sample: at_once([sample])[0]) if at_once else self.dataset.__getitem__
+        one, index = self.dataset.__getitem__, self.as_index
+        if at_once:
+            return lambda sample: at_once([index(sample)])[0]
+        return one if index is int else lambda sample: one(index(sample))
 
     def loaded(self) -> Program:
         """Returns the program with the dataset itself in place of its factory's name."""

@@ -15,6 +15,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from coprep._errors import warn_skipped
+from coprep._folds import Positions
 from coprep._packing import pack, unpack
 from coprep._program import Program
 
@@ -51,6 +53,7 @@ class JobCode:
         is_persistent: whether workers stay between the passes of the loader.
         is_current: a method that returns whether the job may start a fork server for the stream that it is in. It may
             raise an exception, which the loader raises. Its object is not kept alive: it holds this one.
+        positions: tells the ids that the user knows, from those of the stream.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class JobCode:
         sample_timeout: float,
         is_persistent: bool,
         is_current: Callable[[], bool],
+        positions: Positions,
     ) -> None:
         self._program = program
         self._samples = samples
@@ -70,6 +74,7 @@ class JobCode:
         self.workers = workers
         self.sample_timeout_ms = int(sample_timeout * 1000)
         self.is_persistent = is_persistent
+        self._positions = positions
         self._is_current = weakref.WeakMethod(is_current)
         self.was_just_compared = True
         """``True`` as long as no user code has run since the dataset was compared with that of the stream."""
@@ -95,6 +100,10 @@ class JobCode:
             from coprep._spawning import spawn
 
             spawn(self._program, self._samples, control, self._context, method)
+
+    def warn_skipped(self, sample: int, path: str, stage: str, message: str) -> None:
+        """Warns that samples are left out, of which this is one."""
+        warn_skipped(self._positions.of(sample), path, stage, message, stacklevel=4)
 
     def server_ends(self, pid: int) -> None:
         """Waits a moment for the end of a fork server, if this process started it: its memory is free then."""

@@ -38,7 +38,7 @@ def why_not_iterated(
     from coprep._fingerprint import fingerprint
 
     private: list[Any] = []
-    fingerprint({"dataset": batches()}, private)
+    fingerprint(batches().code(), private)
     if private:
         # The members of the cohort could not find each other.
         return f"{why}, and {private[0].path} cannot be compared with that of other jobs: {private[0].reason}"

@@ -12,15 +12,18 @@ if TYPE_CHECKING:
 
 STATE_VERSION = 2
 """Version of the states that this loader takes. Version 1 has bytes where version 2 has text; both can be loaded."""
+_OF_DATASET = "dataset"
+"""Says in a state that its ids are of the dataset that the loader had a part of. Otherwise they are positions there."""
 EMPTY_SET = b"\x3a\x30\x00\x00\x00\x00\x00\x00"
 """The empty set as a Roaring bitmap, in its portable format."""
 
 
-def to_dict(state: JobState, draws: Draws | None) -> dict[str, Any]:
+def to_dict(state: JobState, draws: Draws | None, *, of_dataset: bool) -> dict[str, Any]:
     """Returns a state that can be written as JSON.
 
     Args:
         draws: the draws with replacement of the job. The state is valid for equal ones only.
+        of_dataset: whether ids are those of the dataset that the loader has a part of.
     """
     result: dict[str, Any] = {
         "version": STATE_VERSION,
@@ -32,6 +35,8 @@ def to_dict(state: JobState, draws: Draws | None) -> dict[str, Any]:
     }
     if draws is not None:
         result["draws"] = draws.identity
+    if of_dataset:
+        result["numbering"] = _OF_DATASET
     if state["order"] is not None:
         result["order"] = base64.b64encode(state["order"]).decode()
     return result
@@ -65,7 +70,8 @@ def from_dict(state: dict[str, Any], *, seed: int | None, draws: Draws | None, h
             "same only"
         )
     order = None if order is None else _decoded("order", order)
-    return ResumeFrom(state["epoch"], delivered, state["seed"], state["samples"], order)
+    of_dataset = bool(state.get("numbering") == _OF_DATASET)
+    return ResumeFrom(state["epoch"], delivered, state["seed"], state["samples"], order, of_dataset)
 
 
 def _ids_given(delivered: bytes | str) -> bytes:

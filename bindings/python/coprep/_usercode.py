@@ -10,13 +10,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from coprep import _coprep
-from coprep._fingerprint import fingerprint
+from coprep._fingerprint import Counted
+from coprep._folds import Fold
 from coprep._iterables import Batches
 from coprep._modules import parts_of, remember_files, sources_of
 from coprep._names import MAINS
 from coprep._private import Private
 from coprep._program import Program
 from coprep._servers import start_method
+from coprep._told import NOTHING, Told
 
 Part = tuple[str, bytes]
 
@@ -31,18 +33,25 @@ class Identity(NamedTuple):
     is_iterated: bool = False
     private: tuple[Private, ...] = ()
     """Objects that cannot be compared with those of other jobs, so that this job shares with none."""
+    directory: tuple[bytes, bool] = (b"", False)
+    """Digest of the working directory, and whether a relative path leads to something there."""
+    subset: bytes | None = None
+    """The ids of the job's samples, if its dataset is a part of another, which these properties are of."""
 
-    def pipeline(self, *, split: bool, in_job: bool) -> _coprep.Pipeline:
-        """Returns the pipeline that stands for this dataset in messages to the coordinator."""
-        return _coprep.user_dataset(
-            self.name,
-            self.samples,
-            self.dataset,
-            self.rest,
-            split=split,
-            in_job=in_job,
-            is_iterated=self.is_iterated,
-        )
+    def equals(self, other: Identity) -> bool:
+        """Returns whether samples of both are the same. A file may have appeared where a relative path leads."""
+        where, is_used = self.directory
+        same_place = where == other.directory[0] or not (is_used or other.directory[1])
+        return same_place and self._replace(directory=other.directory) == other
+
+    def pipeline(self, told: Callable[[str], Told], *, split: bool, in_job: bool) -> _coprep.Pipeline:
+        """Returns the pipeline that stands for this dataset in messages to the coordinator.
+
+        Args:
+            told: describes a part by its name.
+        """
+        dataset, rest = ([(*part, *told(part[0])) for part in parts] for parts in (self.dataset, self.rest))
+        return _coprep.user_dataset(self, dataset, rest, split=split, in_job=in_job)
 
 
 class UserCode:
@@ -56,6 +65,7 @@ class UserCode:
         batched: whether samples become batches, of one sample or more.
         context: the loader's ``multiprocessing_context``.
         in_job: whether samples are made in this process.
+        fold: returns a dataset's samples as ids of another, or ``None`` if the dataset is no part of one.
     """
 
     def __init__(
@@ -68,11 +78,23 @@ class UserCode:
         batched: bool,
         context: Any,
         in_job: bool = False,
+        fold: Callable[[Any], Fold | None] = lambda _: None,
     ) -> None:
-        self.program = Program(dataset, transform, worker_init_fn, whole, batched)
+        self._given = Program(dataset, transform, worker_init_fn, whole, batched)
+        self.program = self._given
+        """The code of the workers of the stream that :meth:`identity` describes."""
+        self.fold: Fold | None = None
+        """The samples of the job, if its dataset is a part of the stream's."""
+        self.keeps_positions = False
+        """``True`` if the samples of such a dataset are to be numbered by their positions in it."""
+        self._fold_of = fold
         self._context = context
         self._in_job = in_job
         self._loaded: Program | None = None
+        further = {"transform": transform, "worker_init_fn": worker_init_fn}
+        self._further = Counted({name: value for name, value in further.items() if value is not None}, dataset)
+        self._dataset = Counted(dataset.code() if isinstance(dataset, Batches) else {"dataset": dataset})
+        self._counted = self._dataset
         if start_method(context) != "fork":
             remember_files()
 
@@ -84,28 +106,64 @@ class UserCode:
 
     def identity(self) -> Identity:
         """Returns the identity of the dataset in its present state, as this process has it in memory."""
-        dataset, transform, init, whole, batched = self.program
+        self.fold = None if self.keeps_positions else self._fold_of(self._given.dataset)
+        if self.fold is not None:
+            found = self._of_fold(self.fold)
+            if found is not None:
+                return found
+        self.fold, self.program, self._counted = None, self._given, self._dataset
+        return self._identity()
+
+    def _of_fold(self, fold: Fold) -> Identity | None:
+        """Returns the identity of the dataset that the job has a part of. ``None`` if workers have to know the part."""
+        if self._counted.named.get("dataset") is not fold.dataset:
+            self._counted = Counted({"dataset": fold.dataset})
+        self.program = self._given._replace(dataset=fold.dataset, as_index=fold.as_index)
+        found = self._identity()
+        if self._counted.may_read_worker_info or self._further.may_read_worker_info:
+            return None
+        return found._replace(subset=fold.subset)
+
+    def _identity(self) -> Identity:
+        dataset, _, init, whole, batched, index = self.program
         private: list[Private] = []
         rest = [("collation", _digest(f"{whole}, {batched}"))]
         if not self._in_job:
             rest.append(("start method", _digest(start_method(self._context))))
-        further = {"transform": transform, "worker_init_fn": init}
-        rest += self._parts({name: value for name, value in further.items() if value is not None}, private)
+        if init is not None:
+            # What it does counts by its parts. Whether there is one has a name of its own.
+            rest.append(("worker_init_fn", _digest(getattr(init, "__qualname__", type(init).__qualname__))))
+        rest += self._parts(self._further, private)
         if isinstance(dataset, str):
             parts = [_interpreter(), *_factory_parts(dataset)]
-            return Identity(dataset, None, parts, rest, private=tuple(private))
-        parts = [_interpreter(), *self._parts({"dataset": dataset}, private)]
+            directory = _directory(self._further.uses_directory)
+            return Identity(dataset, None, parts, rest, private=tuple(private), directory=directory)
+        parts = [_interpreter(), *self._parts(self._counted, private)]
+        if index is not int:
+            parts.append(("type of index", _digest(repr(index))))
         is_iterated = isinstance(dataset, Batches)
-        return Identity(_name(dataset), _length(dataset), parts, rest, is_iterated, tuple(private))
+        if is_iterated:
+            rest.append(("batches", _digest(repr(dataset.options()))))
+        directory = _directory(self._counted.uses_directory or self._further.uses_directory)
+        return Identity(_name(dataset), _length(dataset), parts, rest, is_iterated, tuple(private), directory)
 
-    def _parts(self, named: dict[str, Any], private: list[Private]) -> list[Part]:
+    def told(self) -> Callable[[str], Told]:
+        """Returns a function that describes a part of the identity by its name, for people."""
+        both = self._counted.told(), self._further.told()
+        return lambda name: next(filter(any, (described.part(name) for described in both)), NOTHING)
+
+    def _parts(self, counted: Counted, private: list[Private]) -> list[Part]:
         found: list[Private] = []
-        parts = fingerprint(named, found)
+        parts = counted.parts(found)
         if found and self._in_job:
             # Jobs that make samples themselves share only the order. The name of the class is enough for that.
-            return [(name, _digest(_name(value))) for name, value in named.items()]
+            return [(name, _digest(_name(value))) for name, value in counted.named.items()]
         private += found
         return parts
+
+
+def _directory(is_used: bool) -> tuple[bytes, bool]:
+    return _digest(os.getcwd()), is_used
 
 
 def _digest(text: str) -> bytes:

@@ -567,6 +567,8 @@ pub struct Attached {
     pub structure: Vec<u8>,
     /// Reasons why a warmed cache of the same samples is not used, one sentence for each cache.
     pub notes: Vec<String>,
+    /// Why the job does not share with jobs that use the same class of dataset, one sentence for each of their streams.
+    pub unshared: Vec<String>,
     /// Distinguishes the job from every other, including those of the same group. To be presented in
     /// [`Attach::tokens`].
     pub token: u128,

@@ -138,6 +138,8 @@ pub struct UserDataset {
     /// ([`Raised::END`](crate::code::Raised::END)). Such a dataset is for jobs of one rank in a cohort, with batches of
     /// one such sample.
     pub is_iterated: bool,
+    /// The working directory of the job. It is no part of a fingerprint, see [`WorkingDirectory`].
+    pub directory: WorkingDirectory,
 }
 
 /// A named part of an identity.
@@ -147,6 +149,22 @@ pub struct IdentityPart {
     pub name: String,
     /// Hash of the part's content.
     pub hash: u128,
+    /// The content, for people. Empty if it is long, or may be a secret. It is no part of a fingerprint.
+    pub value: String,
+    /// Why the part counts, for people: `read in data.py:41 (augment)`. It is no part of a fingerprint.
+    pub why: String,
+}
+
+/// The working directory of a job. Relative paths lead elsewhere in another one.
+///
+/// Whether a path leads anywhere may change while jobs run, for example because the first one writes a file. Jobs of one
+/// directory must share nevertheless. So the directory counts as it did for the first job of that directory.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkingDirectory {
+    /// Hash of its path.
+    pub hash: u128,
+    /// `true` if a string that the dataset holds or its code names is a relative path that leads to something.
+    pub is_used: bool,
 }
 
 /// Image files by path, with one label each.
@@ -699,9 +717,37 @@ impl UserDataset {
         };
         Source::UserCode(user).fingerprint()
     }
+
+    /// Returns the dataset with its identity alone.
+    fn without_descriptions(&self) -> UserDataset {
+        let silent = |part: &IdentityPart| IdentityPart {
+            name: part.name.clone(),
+            hash: part.hash,
+            value: String::new(),
+            why: String::new(),
+        };
+        UserDataset {
+            name: self.name.clone(),
+            dataset: self.dataset.iter().map(silent).collect(),
+            rest: self.rest.iter().map(silent).collect(),
+            directory: WorkingDirectory::default(),
+            ..*self
+        }
+    }
 }
 
 fn fingerprint(spec: &PipelineSpec) -> u128 {
+    let silent;
+    let spec = if let Source::UserCode(user) = &spec.source {
+        let source = Source::UserCode(user.without_descriptions());
+        silent = PipelineSpec {
+            source,
+            ops: spec.ops.clone(),
+        };
+        &silent
+    } else {
+        spec
+    };
     // Serialising plain data can fail only beyond 2 GiB, and no message is so long. It would have to be a panic: with one
     // fingerprint for all such specs, jobs of different pipelines would share samples.
     let bytes = rkyv::to_bytes::<Panic>(spec).always_ok();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use coprep_pipeline::Dataset;
 use coprep_protocol::message::CacheForm;
 use coprep_protocol::operators;
-use coprep_protocol::spec::{IdentityPart, Op, PipelineSpec, Source};
+use coprep_protocol::spec::{IdentityPart, Op, PipelineSpec, Source, UserDataset};
 
 use super::job_stores::JobStores;
 use crate::stream::{Stream, StreamConfig};
@@ -48,11 +48,7 @@ pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> 
     }
     let mut parts = Vec::new();
     if let (Some(a), Some(b)) = (&a.identity, &b.identity) {
-        // A dataset and its transform may depend on the same settings, which are named once.
-        parts.extend(parts_that_differ(
-            a.dataset.iter().chain(&a.rest),
-            b.dataset.iter().chain(&b.rest),
-        ));
+        parts.extend(user_parts_that_differ(a, b));
         if a.in_job != b.in_job {
             parts.push("num_workers=0".into());
         }
@@ -89,6 +85,41 @@ pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> 
         parts.push("seed".into());
     }
     Some(format!("stream {}: {}", b.id, parts.join(", ")))
+}
+
+/// Describes, for a job that is alone in a stream, in what its dataset differs from those of other jobs.
+///
+/// A program may use one class for its training data and its validation data. So only streams with as many samples
+/// count, in which this process has no loader.
+pub(super) fn unshared(stream: &Arc<Stream>, pid: u32, others: &[Arc<Stream>]) -> Vec<String> {
+    let Some(here) = &stream.config.identity else {
+        return Vec::new();
+    };
+    if stream.status(0).jobs.len() > 1 {
+        return Vec::new();
+    }
+    let described = others.iter().filter_map(|other| {
+        let there = other.config.identity.as_ref()?;
+        if (&here.name, here.samples) != (&there.name, there.samples) {
+            return None;
+        }
+        let parts = user_parts_that_differ(here, there);
+        let jobs = other.status(0).jobs;
+        let job = jobs.iter().find(|job| !job.pids.is_empty())?;
+        let is_own = jobs.iter().any(|job| job.pids.contains(&pid));
+        let who = format!("{} (pid {})", job.name, job.pids[0]);
+        let text = format!("not shared with {who}: {}", parts.join(", "));
+        (!parts.is_empty() && !is_own).then_some(text)
+    });
+    described.collect()
+}
+
+/// A dataset and its transform may depend on the same settings, which are named once.
+fn user_parts_that_differ(a: &UserDataset, b: &UserDataset) -> Vec<String> {
+    parts_that_differ(
+        a.dataset.iter().chain(&a.rest),
+        b.dataset.iter().chain(&b.rest),
+    )
 }
 
 /// Returns `true` if a person may expect two streams to be one. That is so if their datasets have one name. It is also
@@ -147,29 +178,47 @@ fn operators_that_differ(a: &[Op], b: &[Op]) -> Option<String> {
     Some(format!("operators {} and {}", shown(a), shown(b)))
 }
 
-/// Returns the names of the parts in which two identities differ.
+/// Describes the parts in which two identities differ, those of the first as what is here.
 fn parts_that_differ<'a>(
     a: impl Iterator<Item = &'a IdentityPart>,
     b: impl Iterator<Item = &'a IdentityPart>,
 ) -> Vec<String> {
-    let a: BTreeMap<&str, u128> = a.map(|p| (p.name.as_str(), p.hash)).collect();
-    let b: BTreeMap<&str, u128> = b.map(|p| (p.name.as_str(), p.hash)).collect();
+    let a: BTreeMap<&str, &IdentityPart> = a.map(|part| (part.name.as_str(), part)).collect();
+    let b: BTreeMap<&str, &IdentityPart> = b.map(|part| (part.name.as_str(), part)).collect();
     let names: BTreeSet<&str> = a.keys().chain(b.keys()).copied().collect();
-    let differing = names
+    let both = names
         .into_iter()
-        .filter(|name| a.get(*name) != b.get(*name));
-    causes(differing.map(str::to_owned).collect())
+        .map(|name| (name, a.get(name), b.get(name)));
+    let hash = |part: Option<&&IdentityPart>| part.map(|part| part.hash);
+    let mut found: Vec<String> = both
+        .filter(|(_, here, there)| hash(*here) != hash(*there))
+        .map(|(name, here, there)| difference(name, here.copied(), there.copied()))
+        .collect();
+    if found.len() > SHOWN {
+        let rest = found.len() - SHOWN;
+        found.truncate(SHOWN);
+        found.push(format!("and {rest} more"));
+    }
+    found
 }
 
-/// Leaves out the classes of the script where a variable of the script differs.
-///
-/// The parts `dataset` and `transform` stand for such a class with the variables that its code uses, so a variable that
-/// differs would be shown as two causes. Where the code differs too, its part is shown once the variable is the same.
-fn causes(mut parts: Vec<String>) -> Vec<String> {
-    if parts.iter().any(|part| part.starts_with("global ")) {
-        parts.retain(|part| !["dataset", "transform"].contains(&part.as_str()));
+/// Most parts that a description of a difference has.
+const SHOWN: usize = 5;
+
+fn difference(name: &str, here: Option<&IdentityPart>, there: Option<&IdentityPart>) -> String {
+    let value = |part: Option<&IdentityPart>| match part {
+        Some(part) => part.value.clone(),
+        None => "not read".into(),
+    };
+    let mut text = match (value(here), value(there)) {
+        (here, there) if here.is_empty() || there.is_empty() || here == there => name.to_owned(),
+        (here, there) => format!("{name} is {here} here and {there} there"),
+    };
+    let why = here.or(there).map_or("", |part| part.why.as_str());
+    if !why.is_empty() {
+        text.push_str(&format!(" ({why})"));
     }
-    parts
+    text
 }
 
 pub(super) fn source_name(source: &Source) -> String {
@@ -213,23 +262,35 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_differs_is_shown_as_one_cause() {
-        let part = |name: &str, hash| IdentityPart {
+    fn parts_that_differ_are_shown_with_their_values() {
+        let part = |name: &str, hash, value: &str, why: &str| IdentityPart {
             name: name.into(),
             hash,
+            value: value.into(),
+            why: why.into(),
         };
-        let of = |class, root, global| {
+        let line = "read in data.py:3 (get)";
+        let before = [
+            part("dataset.root", 1, "", ""),
+            part("dataset.size", 1, "3", line),
+        ];
+        let after = [
+            part("SEED", 1, "7", ""),
+            part("dataset.root", 2, "", ""),
+            part("dataset.size", 2, "4", ""),
+        ];
+        assert_eq!(
+            parts_that_differ(before.iter(), after.iter()),
             [
-                part("dataset", class),
-                part("dataset.root", root),
-                part("global RUN", global),
+                "SEED is not read here and 7 there",
+                "dataset.root",
+                "dataset.size is 3 here and 4 there (read in data.py:3 (get))",
             ]
-        };
-        let before = of(1, 1, 1);
-        let differ = |b: [IdentityPart; 3]| parts_that_differ(before.iter(), b.iter());
-        assert_eq!(differ(of(2, 1, 2)), ["global RUN"]);
-        assert_eq!(differ(of(2, 2, 2)), ["dataset.root", "global RUN"]);
-        assert_eq!(differ(of(2, 1, 1)), ["dataset"]);
+        );
+        let many: Vec<_> = (0..9).map(|n| part(&n.to_string(), 1, "", "")).collect();
+        let found = parts_that_differ([].iter(), many.iter());
+        assert_eq!(found.len(), SHOWN + 1);
+        assert_eq!(found.last().unwrap(), "and 4 more");
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod waiting_client;
 pub(crate) mod warm;
 mod warmth;
 
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -29,7 +30,7 @@ use std::time::Instant;
 
 use coprep_pipeline::{Dataset, Pipeline};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
-use coprep_protocol::spec::{PipelineSpec, Source};
+use coprep_protocol::spec::{IdentityPart, PipelineSpec, Source, WorkingDirectory};
 use coprep_shared_memory::allocator;
 use coprep_shared_memory::lock::lock;
 use coprep_shared_memory::staging::StagingPool;
@@ -52,7 +53,7 @@ use crate::registry::datasets::ListingKey;
 use crate::registry::departures::Departures;
 use crate::registry::flights::{Flight, FlightOutcome, FlightParty, Flights, Waiter};
 pub use crate::registry::identity::describe;
-use crate::registry::identity::{content, differs, preparation, reads_of, source_name};
+use crate::registry::identity::{content, differs, preparation, reads_of, source_name, unshared};
 use crate::registry::job_stores::AllStores;
 pub(crate) use crate::registry::job_stores::JobStores;
 pub(crate) use crate::registry::meeting::MeetingParty;
@@ -88,6 +89,8 @@ pub(crate) struct Registry {
     /// Ends of fork servers of user code.
     ends: Arc<Ends>,
     departures: Departures,
+    /// Whether a working directory counts, by the identity of the pipeline and the hash of the directory.
+    directories: Mutex<HashMap<(u128, u128), bool>>,
     pub(crate) uploaders: Uploaders,
 }
 
@@ -141,6 +144,7 @@ impl Registry {
             next_stream: AtomicU64::new(1),
             ends: Arc::default(),
             departures: Departures::default(),
+            directories: Mutex::default(),
             uploaders: Uploaders::default(),
         })
     }
@@ -160,6 +164,23 @@ impl Registry {
     /// Returns the number of streams that use a cache now.
     pub(crate) fn users(&self, cache: &Arc<DatasetCache>) -> u32 {
         self.open().users(cache)
+    }
+
+    /// Makes the working directory of a job a part of its identity, if it was one for the first job of that directory.
+    pub(crate) fn count_directory(&self, request: &mut Attach) {
+        let pipeline = request.pipeline.fingerprint();
+        if let Source::UserCode(user) = &mut request.pipeline.source {
+            let WorkingDirectory { hash, is_used } = user.directory;
+            let mut directories = lock(&self.directories);
+            if *directories.entry((pipeline, hash)).or_insert(is_used) {
+                user.dataset.push(IdentityPart {
+                    name: "working directory".into(),
+                    hash,
+                    value: String::new(),
+                    why: "a relative path leads to something there".into(),
+                });
+            }
+        }
     }
 
     /// Finds or opens the job's stream, and registers the job there. `server` is a fork server that the job has started.
@@ -216,6 +237,10 @@ impl Registry {
                     if let Err(e) = stream.depart(&departure) {
                         tracing::warn!(error = %e, "a rank that has left described its departure wrongly");
                     }
+                }
+                registration.attached.unshared = unshared(&stream, client.pid, &self.streams());
+                for why in &registration.attached.unshared {
+                    tracing::info!(stream = stream.config.id, "{why}");
                 }
                 registration.attached.notes = self.notes(&stream);
                 for note in &registration.attached.notes {

@@ -172,7 +172,10 @@ impl Session<'_> {
     fn handle(&mut self, request: Request, descriptors: Vec<OwnedFd>) -> Result<Option<Reply>> {
         match request {
             Request::Hello { .. } => Err(invalid("greeted twice")),
-            Request::Attach(attach) => self.attach(&Arc::from(attach), descriptors),
+            Request::Attach(mut attach) => {
+                self.registry.count_directory(&mut attach);
+                self.attach(&Arc::from(attach), descriptors)
+            }
             Request::GiveCredentials(request) => self.give_credentials(&request),
             Request::NoCredentials { why } => {
                 self.give_no_credentials(why);

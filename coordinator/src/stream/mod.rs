@@ -241,6 +241,7 @@ impl Stream {
             epoch,
             structure: producer.structure().to_vec(),
             notes: Vec::new(),
+            unshared: Vec::new(),
             token: engine.token(rank_id),
         }
     }

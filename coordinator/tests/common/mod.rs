@@ -12,7 +12,7 @@ use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::message::{Attach, CacheRequest, StreamStatus};
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{
-    DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source, UserDataset,
+    DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source, UserDataset, WorkingDirectory,
 };
 use coprep_protocol::store_variables::StoreVariables;
 
@@ -113,6 +113,7 @@ pub(crate) fn numbers(samples: u32) -> PipelineSpec {
             split: false,
             in_job: true,
             is_iterated: false,
+            directory: WorkingDirectory::default(),
         }),
         ops: Vec::new(),
     }

@@ -1,4 +1,4 @@
-"""Makes loaders over one dataset, and computes its identity, as each loader does before it connects."""
+"""Makes loaders over one dataset, and computes its identity, as a loader does when it connects and in each epoch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import coprep
-from coprep._fingerprint import fingerprint
+from coprep._fingerprint import Counted
 
 from tests.benchmarks.drop_in.datasets import opened
 from tests.benchmarks.loaders.consume import report
@@ -16,11 +16,11 @@ from tests.benchmarks.loaders.consume import report
 LATER = 9
 
 
-def timed(dataset: Any) -> tuple[float, float]:
+def timed(dataset: Any, counted: Counted) -> tuple[float, float]:
     """Returns seconds and processor seconds."""
     began, cpu_began = time.monotonic(), time.process_time()
     coprep.DataLoader(dataset, batch_size=8, num_workers=2)
-    fingerprint({"dataset": dataset})
+    counted.parts([])
     return time.monotonic() - began, time.process_time() - cpu_began
 
 
@@ -29,10 +29,11 @@ def main() -> None:
 
     dataset = opened(["packaged"])
     files = len(list(Path(drop_in_package.__path__[0]).glob("*.py")))
-    first, first_cpu = timed(dataset)
-    later = [timed(dataset) for _ in range(LATER)]
+    counted = Counted({"dataset": dataset})
+    first, first_cpu = timed(dataset, counted)
+    later = [timed(dataset, counted) for _ in range(LATER)]
     # If parts were missing, the time would not cover the whole package.
-    parts = {name for name, _ in fingerprint({"dataset": dataset})}
+    parts = {name for name, _ in counted.parts([])}
     # The package itself has no function that is reached.
     missing = files - 1 - sum(name.startswith("code drop_in_package") for name in parts)
     if missing:

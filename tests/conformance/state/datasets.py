@@ -32,7 +32,6 @@ class Attribute(Kind):
 class AttributeUnused(Kind):
     """dataset.run = n, which samples do not read"""
 
-    part_of = "a dataset"
     counts = False
 
     def __init__(self) -> None:
@@ -308,8 +307,6 @@ class CachedMethod(Kind):
 class CachedProperty(Kind):
     """a cached_property that has kept what was set before"""
 
-    unseen = "values of cached properties do not count, since they only save work"
-
     def __init__(self) -> None:
         self.size = 0
 
@@ -328,8 +325,6 @@ class CachedProperty(Kind):
 
 class StateLeftOut(Kind):
     """an attribute that __getstate__ leaves out"""
-
-    unseen = "what __getstate__ leaves out does not count"
 
     def __init__(self) -> None:
         self.size = 0

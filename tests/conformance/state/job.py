@@ -54,7 +54,6 @@ class ScriptVariable(Kind):
 class ScriptVariableUnused(Kind):
     """TABLE["run"] = n in the script, which samples do not read"""
 
-    part_of = "a dict"
     counts = False
 
     def set(self, value: int) -> None:
@@ -93,8 +92,6 @@ class ScriptFunction(Kind):
 
 class ScriptVariableOfMain(Kind):
     """sys.modules["__main__"].SIZE = n"""
-
-    unseen = "the script is found in sys.modules by a computed name"
 
     def set(self, value: int) -> None:
         sys.modules["__main__"].MORE = value  # type: ignore[attr-defined]

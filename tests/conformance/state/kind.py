@@ -30,8 +30,6 @@ class Kind:
     """Jobs that agree in the state must share. A kind with content that cannot be compared sets it to ``False``."""
     unseen: ClassVar[str] = ""
     """Why jobs that differ in the state share nevertheless, where it cannot be seen from outside."""
-    part_of: ClassVar[str] = ""
-    """What counts whole, so that jobs part although their samples do not depend on the state."""
     alone: ClassVar[bool] = False
     """Whether a job by spawn or forkserver shows this kind only: its dataset cannot be pickled or loaded, or its state
     changes what the job does with other kinds."""

@@ -140,7 +140,6 @@ class ConfigNode(Kind):
 class ConfigNodeUnused(Kind):
     """cfg.merge_from_list(["solver.learning_rate", n])"""
 
-    part_of = "a configuration"
     counts = False
 
     def set(self, value: int) -> None:
@@ -165,7 +164,6 @@ class ParsedArguments(Kind):
 class ParsedArgumentsUnused(Kind):
     """args.learning_rate, args.seed and args.output, which samples do not read"""
 
-    part_of = "a namespace"
     counts = False
 
     def set(self, value: int) -> None:
@@ -191,7 +189,6 @@ class NestedDict(Kind):
 class NestedDictUnused(Kind):
     """CONFIG["learning_rate"] = n, which samples do not read"""
 
-    part_of = "a dict"
     counts = False
 
     def set(self, value: int) -> None:
@@ -273,7 +270,6 @@ class Sized(Kind):
 class ClassAttributeUnused(Kind):
     """Dataset.RUN = n, which samples do not read"""
 
-    part_of = "a class"
     counts = False
     RUN = 0
 
@@ -310,7 +306,6 @@ class MethodPatched(Kind):
 class MethodUnused(Kind):
     """Reader.unused = f, which samples do not call"""
 
-    part_of = "a class"
     counts = False
 
     def set(self, value: int) -> None:
@@ -713,8 +708,6 @@ class ModuleByPath(Kind):
 class ModuleReplaced(Kind):
     """sys.modules["a.b"] = m, where samples import it"""
 
-    unseen = "the name of the module is computed"
-
     def set(self, value: int) -> None:
         sys.modules["state.program.numbers"] = loaded(value)
 
@@ -1074,7 +1067,6 @@ class NamespaceHandedOn(Kind):
 class NamespaceHandedOnUnused(Kind):
     """the name of the run, in a configuration that a helper gets whole and reads a part of"""
 
-    part_of = "a namespace"
     counts = False
 
     def set(self, value: int) -> None:
@@ -1105,7 +1097,6 @@ BAR = ProgressBar()
 class ProgressBarUnused(Kind):
     """a progress bar as a global variable, which samples do not use"""
 
-    part_of = "a module"
     counts = False
 
     def set(self, value: int) -> None:

@@ -23,15 +23,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coprep._fingerprint import _hash, fingerprint
+from coprep._fingerprint import Counted, fingerprint
+from coprep._modules import digest_of
 from coprep._private import Private
 
 Parts = dict[str, str]
 
 END = """
-import json
-from coprep._fingerprint import fingerprint
-print(json.dumps([(name, digest.hex()) for name, digest in fingerprint(named)]))
+import json, os
+from coprep._fingerprint import Counted
+counted = Counted(named)
+parts = [(name, digest.hex()) for name, digest in counted.parts([])]
+print(json.dumps(parts + [("working directory", os.getcwd())] * counted.uses_directory))
 """
 
 
@@ -242,6 +245,9 @@ class Data(torch.utils.data.Dataset[int]):
         self.layer = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.constant_(self.layer.weight, 2.0)
         self.storage = self.half.untyped_storage()
+    def __getitem__(self, i):
+        held = self.data, self.half, self.turned, self.sparse, self.empty, self.generator, self.layer, self.storage
+        return held
 named = {"dataset": Data(), "subset": torch.utils.data.Subset(Data(), [1, 2])}
 """
 
@@ -289,7 +295,9 @@ def test_torchvision(tmp_path: Path) -> None:
     parts = printed(tmp_path, script, 1)
     assert differing(parts, printed(tmp_path, script, 2)) == []
     assert {"package torch", "package torchvision"} <= set(parts)
-    assert differing(parts, printed(tmp_path, script.replace("224", "225"), 1)) == ["transform.transforms[0].size"]
+    assert differing(parts, printed(tmp_path, script.replace("224", "225"), 1)) == [
+        f"transform.transforms[0].size[{i}]" for i in (0, 1)
+    ]
 
 
 CHANGES = {
@@ -305,7 +313,7 @@ CHANGES = {
     "function called": ("def g(x): return x * 3\ndef f(x): return g(x)\nnamed = {'f': f}", "x * 3", "x - 3"),
     "recursive": ("def g(x): return f(x)\ndef f(x): return g(x) or 3\nnamed = {'f': f}", "or 3", "or 4"),
     "closure": ("def make(n):\n  return lambda x: x * n\nnamed = {'f': make(3)}", "make(3)", "make(4)"),
-    "function attribute": ("def f(): pass\nf.size = 3\nnamed = {'f': f}", "f.size = 3", "f.size = 4"),
+    "function attribute": ("def f(): return f.size\nf.size = 3\nnamed = {'f': f}", "f.size = 3", "f.size = 4"),
     "method": ("class A:\n  def f(self): return 3\nnamed = {'a': A()}", "return 3", "return 4"),
     "base": ("class B:\n  def f(self): return 3\nclass A(B): pass\nnamed = {'a': A()}", "return 3", "return 4"),
     "class attribute": ("class A:\n  n = 3\nnamed = {'a': [[[[A()]]]]}", "n = 3", "n = 4"),
@@ -336,7 +344,7 @@ def test_global_data_is_named(tmp_path: Path) -> None:
         "class A:\n  def get(self): return self.other * args['lr']\nargs = {'lr': 1}\nother = 5\nnamed = {'a': A()}"
     )
     before = printed(tmp_path, script)
-    assert differing(before, printed(tmp_path, script.replace("'lr': 1", "'lr': 2"))) == ["global args"]
+    assert differing(before, printed(tmp_path, script.replace("'lr': 1", "'lr': 2"))) == ["args['lr']"]
     # An attribute with the name of a global is not that global.
     assert differing(before, printed(tmp_path, script.replace("other = 5", "other = 6"))) == []
 
@@ -379,11 +387,11 @@ def test_objects_made_while_hashing() -> None:
 
 
 def test_what_is_hashed_together_is_delimited() -> None:
-    assert _hash(b"ab", b"c") != _hash(b"a", b"bc")
+    assert digest_of(b"ab", b"c") != digest_of(b"a", b"bc")
 
 
 def test_repeated_objects_are_not_written_out_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coprep._fingerprint.STREAM", 1 << 20)
+    monkeypatch.setattr("coprep._hashing.STREAM", 1 << 20)
     value: list[Any] = ["x"]
     for _ in range(60):
         value = [value, value]
@@ -443,7 +451,7 @@ def test_mapped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private[0] = 99
     assert len({here(a) for a in distinct} | {unwritten, here(private)}) == len(distinct) + 2
     with monkeypatch.context() as patched:
-        patched.setattr("coprep._fingerprint.array_digest", None)  # The content must not be read.
+        patched.setattr("coprep._hashing.array_digest", None)  # The content must not be read.
         assert here(mapped()) == expected
     os.utime(tmp_path / "a", (2, 2))
     assert here(mapped()) != expected
@@ -461,7 +469,7 @@ def test_parts() -> None:
     assert f"code {__name__}" in dict(found)
     names = own(found)
     nested = ["c", "c.child", "c.child.child", "c.child.child.child", "c.child.child.size", "c.child.size", "c.size"]
-    assert names == [*nested, "l", "l[0]", "l[1]", "l[1][0]", "d"]
+    assert names == [*nested, "Config.child", "l", "l[0]", "l[1]", "l[1][0]", "d"]
     deeper = Config(1, Config(2, Config(3, Config(5))))
     assert same_but(fingerprint({"c": value}), fingerprint({"c": deeper})) == ["c.child.child.child"]
     assert same_but(fingerprint({"a": 1, "b": 1}), fingerprint({"b": 2, "c": 1})) == ["a", "b", "c"]
@@ -548,7 +556,7 @@ def test_what_cannot_be_compared_equals_itself_alone(tmp_path: Path) -> None:
         for name, value in first.items():
             assert here(value) == here(value), name
             assert here(value) != here(second[name]), name
-            for wrapped in (value, [1, {"a": value}], Config(1, Config(2, value)), lambda value=value: value):
+            for wrapped in (value, [1, {"a": value}], Config(1, Config(2, value)), lambda _, value=value: value):
                 found = private(wrapped)
                 assert len(found) >= 1 and all(reason and "\n" not in reason for reason in found.values()), name
     finally:
@@ -586,7 +594,7 @@ def test_the_place_of_what_cannot_be_compared_is_named() -> None:
     assert list(private([[[[cyclic]]]])) == ["x[0][0][0][0]._handle[0]"]
     scope: dict[str, Any] = {"__name__": "__main__", "lines": one}
     exec("def f(): return g()\ndef g(): return lines", scope)
-    assert list(private(scope["f"])) == ["x"]
+    assert list(private(scope["f"])) == ["lines"]
 
 
 def test_an_object_that_fails_to_say_what_it_is_cannot_be_compared() -> None:
@@ -737,8 +745,26 @@ def test_the_first_thousand_strings_may_be_paths(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").touch()
     few, many = [f"word{i}" for i in range(900)], [f"word{i}" for i in range(1100)]
-    found = [("working directory" in dict(fingerprint({"x": [[*words, "data"]]}))) for words in (few, few * 2, many)]
+    found = []
+    for words in few, few * 2, many:
+        counted = Counted({"x": [[*words, "data"]]})
+        counted.parts([])
+        found.append(counted.uses_directory)
     assert found == [True, True, False]
+
+
+def test_what_is_read_of_the_dataset_in_a_worker_counts() -> None:
+    data = pytest.importorskip("torch.utils.data")
+
+    def add(sample: int) -> int:
+        info = data.get_worker_info()
+        return sample + info.dataset.size + info.id
+
+    def of(size: int) -> Any:
+        return Counted({"transform": add}, Config(size, size)).parts([])
+
+    assert of(1) == of(1)
+    assert same_but(of(1), of(2)) == ["get_worker_info().dataset.size"]
 
 
 def test_functions_of_packages() -> None:

@@ -198,15 +198,15 @@ def test_nothing_outlives_a_coordinator_that_is_killed(start: Start) -> None:
 def test_many_loaders_leave_no_descriptor_and_no_zombie(start: Start, socket_path: Path) -> None:
     job = driven(
         start,
-        "def run(name):\n    begin(ud.Numbers(24, root=name))\n    take()\n    loader.close()",
+        "def run(number):\n    begin(ud.Numbers(24, pause=number * 1e-6))\n    take()\n    loader.close()",
         f"begin({numbers()})",
         "take(1)",
         "kept = loader, batches",
-        *[f"run('first {number}')" for number in range(4)],
+        *[f"run({number})" for number in range(101, 105)],
     )
     pids = (coordinator_pid(), job.process.pid)
     before = [descriptors(pid) for pid in pids]
-    do(job, *[f"run('{number}')" for number in range(12)])
+    do(job, *[f"run({number})" for number in range(1, 13)])
     for pid, most in zip(pids, before, strict=True):
         # A leak would show as many descriptors.
         until(lambda pid=pid, most=most: descriptors(pid) <= most + 3, "no descriptor is left")

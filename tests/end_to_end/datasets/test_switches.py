@@ -285,4 +285,4 @@ def test_values_of_a_thread_and_of_a_context_count_where_code_names_them() -> No
 
     before, after = contextvars.copy_context().run(found)
     different = {name for name in after if after[name] != before[name]}
-    assert different == {f"global {__name__}.VARIABLE", f"global {__name__}.LOCAL"}
+    assert different == {f"{__name__}.VARIABLE.get()", f"{__name__}.LOCAL"}

@@ -105,7 +105,7 @@ def test_folds_share_what_they_have_in_common() -> None:
 @pytest.mark.parametrize(
     ("part", "first", "second"),
     [
-        ("dataset.root", {"dataset": ud.Numbers(8, root="a")}, {"dataset": ud.Numbers(8, root="b")}),
+        ("dataset.pause", {"dataset": ud.Numbers(8, pause=0.01)}, {"dataset": ud.Numbers(8, pause=0.02)}),
         ("transform.by", {"transform": ud.Scaled(2)}, {"transform": ud.Scaled(3)}),
         ("transform", {"transform": ud.Scaled(2)}, {"transform": ud.negated}),
         ("shuffle", {"shuffle": True}, {"shuffle": False}),

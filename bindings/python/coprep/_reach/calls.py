@@ -7,6 +7,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from coprep._modules import is_users
 from coprep._names import main_name, path_in
 from coprep._reach import memory
 from coprep._reach.frames import CONTEXTS, Context, Frame
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _OPAQUE = frozenset(("gc", "inspect", "ctypes", "pdb", "code"))
 """Modules whose functions may find anything."""
+_SWITCHES = frozenset(("get_threshold", "set_threshold", "enable", "disable", "isenabled", "collect", "freeze"))
+"""Functions of ``gc`` that do not."""
 _TRANSPARENT = ("contextlib", "torch.utils._contextlib")
 """Modules whose decorators call the function that they wrap with the same arguments."""
 
@@ -77,6 +80,9 @@ class Calls:
         from coprep._reach.understood import UNDERSTOOD
 
         obj, path = function.obj, function.path
+        if obj is getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None):
+            self._run.reads_worker_info = True
+            return self._run.live(self._run.worker_info, "get_worker_info()")
         understood = UNDERSTOOD.get(id(obj))
         if understood is not None:
             return understood(self._run, arguments, named, star)
@@ -94,7 +100,7 @@ class Calls:
             return self.instance(obj, arguments, named, star)
         if issubclass(kind, types.BuiltinFunctionType):
             self._run.note(obj.__module__)
-            if obj.__module__ in _OPAQUE or obj.__name__ == "_getframe":
+            if _is_opaque(obj):
                 return self._run.whole.give_up(f"given to {obj.__name__}")
             if obj.__self__ is not None and not isinstance(obj.__self__, types.ModuleType):
                 owner = self._run.live(obj.__self__, f"{path}.__self__")
@@ -103,10 +109,17 @@ class Calls:
         method = memory.method_of(kind, "__call__")
         if method is not None:
             return self.function(method, [function.bit, *arguments], named, star)
+        if memory.calls_forward(obj):
+            # A hook may be added later.
+            self._run.count(f"{path}.forward", "presence", True, (memory.calls_forward, obj))
+            return self.call(self._run.objects.attribute(function.bit, "forward"), arguments, named, star)
         inner_code = memory.wrapped(obj) if memory.library_of(obj) == "functools" else None
-        if memory.is_users_code(inner_code):
+        if memory.is_followed_code(inner_code):
             return self.function(inner_code, arguments, named, star)
-        self._run.whole.escape(function.bit, "called, and not code of yours")
+        if memory.is_compiled(obj) and not is_users(obj.__module__):
+            self._run.note(obj.__module__)
+        else:
+            self._run.whole.escape(function.bit, "called, and not code of yours")
         return self._run.whole.escape_arguments(arguments, named, star, why)
 
     def _call_partial(self, function: Live, arguments: Arguments, named: Named, star: Values) -> Values:
@@ -119,13 +132,14 @@ class Calls:
 
     def _call_function(self, function: Live, arguments: Arguments, named: Named, star: Values) -> Values:
         obj = function.obj
-        if memory.is_users_code(obj):
+        if memory.is_followed_code(obj):
             return self.function(obj, arguments, named, star)
         self._run.note(obj.__module__)
-        if obj.__module__ in _OPAQUE or obj.__name__ == "_getframe":
+        if _is_opaque(obj):
             return self._run.whole.give_up(f"given to {function.path}")
         inner = memory.wrapped(obj)
-        if memory.is_users_code(inner) and obj.__globals__.get("__name__") in _TRANSPARENT:
+        self._run.note(obj.__globals__.get("__name__"))
+        if memory.is_followed_code(inner) and obj.__globals__.get("__name__") in _TRANSPARENT:
             return self.function(inner, arguments, named, star)
         if inner is not None or obj.__closure__:
             self._run.whole.escape(function.bit, "a function that a library has made")
@@ -136,6 +150,7 @@ class Calls:
         if not memory.is_users_class(cls):
             self._run.note(cls.__module__)
             return self._run.whole.escape_arguments(arguments, named, star, why)
+        self._run.watch(cls)
         made: Values = self._run.table.one(Made, cls).bit
         creator = memory.method_of(type(cls), "__call__")
         if creator is not None:
@@ -144,9 +159,9 @@ class Calls:
         for name in ("__new__", "__init__", "__post_init__"):
             member = memory.in_class(cls, name)
             method = getattr(member, "__func__", member)
-            if memory.is_users_code(method):
+            if memory.is_followed_code(method):
                 is_followed = is_followed or name != "__post_init__"
-                self._run.count(f"{cls.__qualname__}.{name}", "code", method, (memory.class_member, cls, name))
+                self._run.count(f"{cls.__qualname__}.{name}", "code", method, (memory.attribute, None, cls, name))
                 first = made if name != "__new__" else self._run.live(cls, cls.__qualname__)
                 self.function(method, [first, *arguments], named, star)
         if not is_followed:
@@ -160,6 +175,7 @@ class Calls:
         context = Context(function.__globals__, cells, function.__qualname__, code.co_filename)
         at = path_in(function.__module__ or "", function.__qualname__)
         self._run.functions[id(function)] = function
+        self._run.watched.add_function(function)
         codes = self._run.codes.setdefault((function.__module__ or "", function.__qualname__), {})
         if code not in codes:
             codes[code] = None
@@ -261,3 +277,8 @@ class Calls:
         return functools.reduce(
             int.__or__, (value.bit for value in self._run.table.each(values) if isinstance(value, Box)), 0
         )
+
+
+def _is_opaque(function: Any) -> bool:
+    """Returns whether a function of a library may find anything."""
+    return (function.__module__ in _OPAQUE and function.__name__ not in _SWITCHES) or function.__name__ == "_getframe"

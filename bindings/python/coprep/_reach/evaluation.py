@@ -23,6 +23,7 @@ from coprep._reach.memory import IGNORED, SCALARS, Again, Read
 from coprep._reach.objects import Objects
 from coprep._reach.syntax import Syntax
 from coprep._reach.values import ITEMS, UNKNOWN, Bound, Bounds, Box, Live, Made, Method, Table, Text, Value, Values
+from coprep._reach.watched import Watched
 from coprep._reach.whole import Whole
 
 ROUNDS = 60
@@ -34,7 +35,10 @@ READS = 20_000
 class Evaluation:
     """Evaluates reached code function by function, and collects the members that it reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, dataset: Any) -> None:
+        self.worker_info = types.SimpleNamespace(dataset=dataset)
+        """Stands for what ``torch.utils.data.get_worker_info()`` gives in a worker."""
+        self.reads_worker_info = False
         self.reads: dict[tuple[str, str], Read] = {}
         self._counted: set[tuple[Any, ...]] = set()
         self._paths: Counter[tuple[str, str]] = Counter()
@@ -52,6 +56,9 @@ class Evaluation:
         """Reached code, by module and name."""
         self.functions: dict[int, types.FunctionType] = {}
         """Reached functions by their id."""
+        self.watched = Watched()
+        """The code from which objects have their members, and which is evaluated."""
+        self._classes: set[type] = set()
         self.opaque: dict[str, str] = {}
         """Why code counts with all that it names, by its path."""
         self.table = Table()
@@ -86,8 +93,12 @@ class Evaluation:
                 return
         raise Bounds("the code that makes samples is too intricate")
 
-    def count(self, path: str, how: str, value: Any, again: Again, why: str = "", about: Any = None) -> None:
-        """Counts a member, once. Members of different objects may have one path, and get numbers."""
+    def count(self, path: str, how: str, value: Any, again: Again, why: str = "", first: str = "") -> None:
+        """Counts a member, once. Members of different objects may have one path, and get numbers.
+
+        Args:
+            first: the path at which it was met first.
+        """
         member = (path, how, *map(id, again[1:2]), *again[2:])
         if member in self._counted:
             return
@@ -97,6 +108,7 @@ class Evaluation:
         self._paths[path, how] += 1
         if self._paths[path, how] > 1:
             path = f"{path} ({self._paths[path, how]})"
+        about = memory.about(how, value), first or path
         self.reads[path, how] = Read(path, how, value, self._line(), again, about, why)
         self.is_changed = True
 
@@ -111,11 +123,23 @@ class Evaluation:
 
     def _live(self, obj: Any, path: str) -> Live:
         live: Live = self.table.one(Live, id(obj), make=(obj, path))
+        self.watch(obj if memory.is_a(obj, type) else type(obj))
         live.is_whole = live.is_whole or self.whole.is_whole(obj)
         return live
 
+    def watch(self, cls: type) -> None:
+        """Notes the classes from which objects have their members."""
+        if cls not in self._classes:
+            self._classes.add(cls)
+            for base in filter(memory.is_users_class, cls.__mro__):
+                self.watched.add_class(base)
+
     def value(self, obj: Any, path: str) -> Value:
         return self._live(obj, path)
+
+    def lives(self) -> list[Live]:
+        """Returns the objects in memory that were met."""
+        return self.table.of(Live)
 
     def text(self, text: str) -> Values:
         bit: Values = self.table.one(Text, text).bit
@@ -130,7 +154,7 @@ class Evaluation:
         if kind in SCALARS:
             self.count(path, "value", obj, again)
             return UNKNOWN
-        if issubclass(kind, IGNORED):
+        if issubclass(kind, IGNORED) or memory.is_seeded(obj):
             return UNKNOWN
         if issubclass(kind, types.ModuleType):
             self.note(obj.__name__)
@@ -141,9 +165,9 @@ class Evaluation:
         live = self._live(obj, path)
         # Where it was met first tells which of several objects it is.
         if kind in (types.FunctionType, types.BuiltinFunctionType):
-            self.count(path, "code", obj, again, about=(getattr(obj, "__code__", None), live.path))
+            self.count(path, "code", obj, again, first=live.path)
         else:
-            self.count(path, "type", obj, again, about=(kind, live.path))
+            self.count(path, "type", obj, again, first=live.path)
         return live.bit
 
     def note(self, module: Any) -> None:

@@ -6,22 +6,31 @@ import collections
 import contextlib
 import contextvars
 import functools
+import io
 import itertools
 import logging
 import os
+import random
 import sys
 import threading
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from coprep._caches import HOOK
 from coprep._modules import is_users
 
 SCALARS = frozenset((int, float, complex, bool, bytes, type(None), type(...), slice, range))
 """Types of values that hold nothing to follow. Strings are followed, since they may be names."""
+_COMPILED = frozenset(("cython_function_or_method", "fused_cython_function", "ufunc", "nb_func", "instancemethod"))
+"""Names of the types of functions that were compiled by Cython and others."""
 CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, types.ModuleType, functools.partial)
 IGNORED = (logging.Logger, logging.Handler, type(threading.Lock()), type(threading.RLock()))
 """Types of objects on which samples do not depend."""
+_SEEDED = {id(random._inst), id(np.random.mtrand._rand)}
+"""The generators that are seeded for each sample, by their id."""
 _CONFIGURATIONS = frozenset(("omegaconf", "yacs", "easydict", "ml_collections", "addict", "mmengine", "munch", "box"))
 """Libraries of configurations, whose objects are read member by member by their own code."""
 _MAPPINGS = ("DictConfig", "ConfigDict")
@@ -29,7 +38,12 @@ _MAPPINGS = ("DictConfig", "ConfigDict")
 _NESTED = 6
 """Levels of containers that are looked at for something to follow."""
 
-_COMPARED = ("keys", "length", "truth", "presence")
+_HOLDERS = frozenset(
+    ("torch.utils.data.dataset", "torchvision.datasets.folder", "torchvision.datasets.vision")
+    + ("torchvision.transforms.transforms", "torchvision.transforms.v2._container")
+)
+"""Modules of libraries that are followed as the user's are: subsets, concatenations, chains of transforms."""
+_COMPARED = ("keys", "length", "truth", "presence", "subclasses")
 ABSENT = "is absent"
 """Stands for a member that is not there."""
 Again = tuple[Any, ...]
@@ -41,14 +55,14 @@ class Read(NamedTuple):
 
     path: str
     how: str
-    """The part of it that counts: its ``value``, ``type``, ``content`` or ``code``, its ``keys``, ``length``, ``truth``
-    or ``presence``."""
+    """The part of it that counts: its ``value``, ``type``, ``content``, ``code``, ``keys``, ``length``, ``truth``,
+    ``presence`` or ``subclasses``."""
     value: Any
     line: str
     """The line that reads it, such as ``data.py:41 (augment)``."""
     again: Again
-    about: Any = None
-    """The class of an object, or the code of a function, with the path at which it was met first."""
+    about: tuple[Any, str]
+    """What :func:`about` gave, and the path at which it was met first."""
     why: str = ""
     """Why all of it counts, if something else than a single member does."""
 
@@ -59,15 +73,19 @@ class Read(NamedTuple):
         except Exception:
             return None
         if value is not self.value:
-            is_equal = self.how in _COMPARED and value == self.value
+            is_text = type(value) is str and type(self.value) is str
+            is_equal = (self.how in _COMPARED or is_text) and value == self.value
             # A string may be the name of what else is read.
             is_scalar = self.how == "value" and type(value) is type(self.value) and type(value) in SCALARS
             return self._replace(value=value) if is_equal or is_scalar else None
-        if self.how == "type":
-            return self if type(value) is self.about[0] else None
-        if self.how == "code":
-            return self if getattr(value, "__code__", None) is self.about[0] else None
-        return self
+        return self if about(self.how, value) is self.about[0] else None
+
+
+def about(how: str, value: Any) -> Any:
+    """Returns the class of an object or the code of a function, which may change while it stays the same one."""
+    if how == "type":
+        return type(value)
+    return getattr(value, "__code__", None) if how == "code" else None
 
 
 # --- what objects are ----------------------------------------------------------------------------------------------
@@ -88,9 +106,9 @@ def members_of(obj: Any) -> dict[str, Any]:
     return found
 
 
-def in_class(cls: type, name: str) -> Any:
-    """Returns the member of a class, as it is written there, or ``None``."""
-    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+def in_class(cls: type, name: str, default: Any = None) -> Any:
+    """Returns the member of a class, as it is written there."""
+    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), default)
 
 
 def library_of(obj: Any) -> str:
@@ -152,11 +170,29 @@ def wrapped(obj: Any) -> Any:
     return members_of(obj).get("__wrapped__")
 
 
-def is_users_code(function: Any) -> bool:
+def is_followed_code(function: Any) -> bool:
+    """Returns whether a function is code of the user's, or of a library's class that holds the user's objects."""
     if type(function) is not types.FunctionType:
         return False
     home: Any = function.__globals__.get("__name__")
-    return is_users(home) or (home not in sys.modules and home not in (None, "builtins"))
+    return is_users(home) or home in _HOLDERS or (home not in sys.modules and home not in (None, "builtins"))
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def calls_forward(obj: Any) -> bool:
+    """Returns whether an object is a module of PyTorch whose call is that of its ``forward``, and nothing else."""
+    module = getattr(sys.modules.get("torch.nn"), "Module", None)
+    if module is None or not is_a(obj, module) or in_class(type(obj), "__call__") is not module.__dict__["__call__"]:
+        return False
+    held = members_of(obj)
+    return "_compiled_call_impl" not in held and not any(held.get(name) for name in _HOOKS)
+
+
+def is_compiled(function: Any) -> bool:
+    """Returns whether a function was compiled by other means than Python's own functions."""
+    return type(function).__name__ in _COMPILED
 
 
 def is_users_class(cls: Any) -> bool:
@@ -167,13 +203,36 @@ def is_users_class(cls: Any) -> bool:
 def method_of(cls: type | None, name: str) -> types.FunctionType | None:
     """Returns a method of a class if it is code of the user's."""
     found: types.FunctionType | None = None if cls is None else in_class(cls, name)
-    return found if is_users_code(found) else None
+    return found if is_followed_code(found) else None
+
+
+def is_seeded(obj: Any) -> bool:
+    """Returns whether an object is a generator that is seeded for each sample, so that its state does not count."""
+    return id(obj) in _SEEDED
+
+
+def subclasses(cls: type) -> list[str]:
+    """Returns the names of the classes that derive from a class at present."""
+    derived: list[type] = type.__subclasses__(cls)
+    return [f"{one.__module__}.{one.__qualname__}" for one in derived]
+
+
+def is_identified(cls: type) -> bool:
+    """Returns whether a class says itself what counts of its instances."""
+    return in_class(cls, HOOK) is not None
+
+
+def may_hold_code(obj: Any) -> bool:
+    """Returns whether an object that another one leads to in C may be, or hold, code of the user's."""
+    return not is_a(obj, type) and bool(
+        obj if is_a(obj, (dict, list, tuple)) else is_a(obj, CODE) or is_users_class(type(obj))
+    )
 
 
 def is_plain(obj: Any, level: int = 0) -> bool:
     """Returns whether an object holds nothing to follow: an array, a list of numbers, a tensor."""
     kind = type(obj)
-    if kind in SCALARS or kind is str or is_a(obj, IGNORED):
+    if kind in SCALARS or kind is str or is_a(obj, IGNORED) or is_seeded(obj):
         return True
     if is_a(obj, CODE) or level > _NESTED:
         return False
@@ -186,6 +245,13 @@ def is_plain(obj: Any, level: int = 0) -> bool:
         return dtype is not None and not dtype.hasobject
     # Tensors, their types and devices. Datasets and models of it lie in other modules.
     return kind.__module__ == "torch"
+
+
+def is_handle(obj: Any) -> bool:
+    """Returns whether an object of a thread has no settings, so that a program opens another one when it needs it."""
+    if obj is None or is_a(obj, io.IOBase):
+        return True
+    return not (is_plain(obj) or hasattr(obj, "__dict__") or isinstance(obj, Iterable))
 
 
 def _are_plain(elements: Iterable[Any], level: int) -> bool:
@@ -230,6 +296,12 @@ def member(obj: Any, name: str) -> Any:
     return members_of(obj).get(name, ABSENT)
 
 
+def of_thread(local: threading.local, name: str) -> Any:
+    """Returns a value of this thread, of which another thread may have none yet if it is a handle."""
+    found = member(local, name)
+    return ABSENT if is_handle(found) else found
+
+
 def item(mapping: Any, key: Any) -> Any:
     if is_a(mapping, dict):
         return dict.get(mapping, key, ABSENT)
@@ -237,8 +309,35 @@ def item(mapping: Any, key: Any) -> Any:
 
 
 def class_member(cls: type, name: str) -> Any:
-    found = in_class(cls, name)
-    return ABSENT if found is None else found
+    return in_class(cls, name, ABSENT)
+
+
+def attribute(obj: Any, cls: type, name: str) -> Any:
+    """Returns an attribute of an object, or of its class: the function there, if it is one.
+
+    Args:
+        obj: the object, or ``None`` for one that is not in memory.
+    """
+    found = in_class(cls, name, ABSENT)
+    if not (obj is None or is_a(obj, type) or is_data_descriptor(found)):
+        found = members_of(obj).get(name, found)
+    return function_in(found)
+
+
+def is_data_descriptor(found: Any) -> bool:
+    """Returns whether a member of a class comes before an attribute of an instance."""
+    return is_a(found, (property, types.MemberDescriptorType)) or hasattr(type(found), "__set__")
+
+
+def function_in(found: Any) -> Any:
+    """Returns the function of a member of a class, or the member itself if it holds none."""
+    if is_a(found, property):
+        return found.fget
+    if is_a(found, functools.cached_property):
+        return found.func
+    if is_a(found, (staticmethod, classmethod)):
+        return found.__func__
+    return found if is_a(found, CODE) else wrapped(found) or found
 
 
 def contents(variable: contextvars.ContextVar[Any]) -> Any:
@@ -246,6 +345,11 @@ def contents(variable: contextvars.ContextVar[Any]) -> Any:
         return variable.get()
     except LookupError:
         return ABSENT
+
+
+def dispatched(function: Any, cls: type) -> Any:
+    """Returns the function that a function of ``functools.singledispatch`` calls for a class."""
+    return function.registry.get(cls, ABSENT)
 
 
 def same(value: Any) -> Any:
@@ -261,8 +365,20 @@ def entry_suffix(key: Any) -> str:
     return f"[<{name if isinstance(name, str) else type(key).__qualname__}>]"
 
 
+def classes_of(function: Any) -> list[str]:
+    """Returns the names of the classes for which a function of ``functools.singledispatch`` calls others."""
+    return [f"{cls.__module__}.{cls.__qualname__}" for cls in function.registry]
+
+
 def suffixes_of(mapping: Any) -> list[str]:
     return list(map(entry_suffix, keys_of(mapping)))
+
+
+def suffixes_within(obj: Any) -> list[str]:
+    """Returns what follows the path of an object in those of its members."""
+    if is_a(obj, (type, types.ModuleType)):
+        return []
+    return suffixes_of(obj) if is_mapping(obj) else [f".{name}" for name in members_of(obj)]
 
 
 def names_of(obj: Any) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import enum
 import functools
+import threading
 import types
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ class Objects:
     def is_followed(self, cls: type, name: str) -> bool:
         """Returns whether a member of a class is code of the user's, or stands for it."""
         member = memory.in_class(cls, name)
-        return memory.is_users_code(member) or memory.is_users_code(memory.wrapped(member))
+        return memory.is_followed_code(member) or memory.is_followed_code(memory.wrapped(member))
 
     def attribute(self, values: Values, name: str) -> Values:
         found: Values = 0
@@ -96,7 +97,7 @@ class Objects:
             rest = line[line.index(value.cls) + 1 :] if value.cls in line else []
             holder = next((base for base in rest if name in base.__dict__ and base is not object), None)
             if holder is not None and cls is not None:
-                found |= self.described(holder.__dict__[name], first, cls, name)
+                found |= self.described(holder.__dict__[name], first, cls, name, holder)
             elif first.bit != UNKNOWN and (name in object.__dict__ or any(base is not object for base in rest)):
                 found |= self._run.method(name, first)
             else:
@@ -118,6 +119,10 @@ class Objects:
             return UNKNOWN
         if name == "__class__":
             return self._run.live(kind, kind.__qualname__)
+        if memory.is_identified(kind):
+            self._run.whole.escape(live.bit, "its class says what counts of it")
+            method = memory.method_of(kind, name)
+            return UNKNOWN if method is None else self._run.bound(method, f"{kind.__qualname__}.{name}", UNKNOWN)
         held: dict[str, Any] = {}
         if not memory.is_configuration(kind) or issubclass(kind, dict):
             held = memory.members_of(obj)
@@ -129,19 +134,21 @@ class Objects:
         if special is not None:
             return stored | self._run.calls.function(special, [live.bit, self._run.text(name)])
         member = memory.in_class(kind, name)
-        if member is not None and (name not in held or _is_data_descriptor(member)):
+        if member is not None and (name not in held or memory.is_data_descriptor(member)):
             return stored | self.described(member, live, kind, name)
+        if issubclass(kind, threading.local) and member is None:
+            return stored | self._run.read(memory.of_thread(obj, name), at, (memory.of_thread, obj, name))
         if name in held:
             return stored | self._run.read(held[name], at, (memory.member, obj, name))
         fallback = memory.in_class(kind, "__getattr__")
-        if fallback is not None and memory.is_users_code(fallback):
+        if fallback is not None and memory.is_followed_code(fallback):
             return stored | self._run.calls.function(fallback, [live.bit, self._run.text(name)])
         if memory.is_mapping(obj) and name in memory.keys_of(obj):
             return stored | self._run.read(memory.item(obj, name), at, (memory.item, obj, name))
         if fallback is not None and not memory.is_configuration(kind):
             self._run.whole.escape(live.bit, f"{kind.__name__}.__getattr__, of a library")
         if not stored:
-            self._run.count(at, "value", ABSENT, (memory.member, obj, name))
+            self._run.count(at, "value", ABSENT, (memory.attribute, obj, kind, name))
         return stored or UNKNOWN
 
     def _of_module(self, live: Live, name: str, is_stored: bool) -> Values:
@@ -151,14 +158,14 @@ class Objects:
         is_of_user = is_users(module.__name__)
         if name in members:
             value = members[name]
-            if not is_of_user and issubclass(type(value), CODE):
+            if not is_of_user and (issubclass(type(value), CODE) or memory.is_compiled(value)):
                 return self._run.live(value, at)
             return self._run.read(value, at, (memory.entry, members, name))
         if not is_of_user:
             return UNKNOWN if is_stored else self._run.method(name, live)
         self._run.imports[f"{module.__name__}.{name}"] = None
         fallback = members.get("__getattr__")
-        if memory.is_users_code(fallback):
+        if memory.is_followed_code(fallback):
             return self._run.calls.function(fallback, [self._run.text(name)])
         self._run.count(at, "value", ABSENT, (memory.entry, members, name))
         return UNKNOWN
@@ -183,19 +190,23 @@ class Objects:
             return self._run.method(name, live)
         return self._run.read(member, at, (memory.class_member, cls, name))
 
-    def described(self, member: Any, owner: Value, cls: type, name: str) -> Values:
-        """Returns what an attribute that was found in a class gives on one of its instances."""
-        at = f"{cls.__qualname__}.{name}"
-        again = (memory.class_member, cls, name)
+    def described(self, member: Any, owner: Value, cls: type, name: str, base: type | None = None) -> Values:
+        """Returns what an attribute that was found in a class gives on one of its instances.
+
+        Args:
+            base: the class in which ``super()`` has found it.
+        """
+        at = f"{(base or cls).__qualname__}.{name}"
+        again = (memory.attribute, None if base else _object(owner), base or cls, name)
         kind = type(member)
         if kind is types.FunctionType:
-            if not memory.is_users_code(member) and not memory.is_users_code(memory.wrapped(member)):
+            if not memory.is_followed_code(member) and not memory.is_followed_code(memory.wrapped(member)):
                 return self._run.method(name, owner)
             self._run.read(member, at, again)
             return self._run.bound(member, at, owner.bit)
         if issubclass(kind, (property, functools.cached_property)):
             getter = member.fget if issubclass(kind, property) else member.func
-            if memory.is_users_code(getter):
+            if memory.is_followed_code(getter):
                 self._run.read(getter, at, again)
                 return self._run.calls.function(getter, [owner.bit])
             return UNKNOWN if getter is None else self._given_by_library(member, owner, name, at)
@@ -209,12 +220,14 @@ class Objects:
                 return UNKNOWN
             return self._run.read(value, f"{_path(owner)}.{name}", (memory.slot, _object(owner), member))
         inner = memory.wrapped(member)
-        if memory.is_users_code(inner) and memory.library_of(member) == "functools":
+        if memory.is_followed_code(inner) and memory.library_of(member) == "functools":
             self._run.read(inner, at, again)
             return self._run.bound(inner, at, owner.bit)
         getter = memory.method_of(kind, "__get__")
         if getter is not None:
-            return self._run.calls.function(getter, [self._run.read(member, at, again), owner.bit, UNKNOWN])
+            return self._run.calls.function(
+                getter, [self._run.read(member, at, (memory.class_member, cls, name)), owner.bit, UNKNOWN]
+            )
         if issubclass(kind, _METHODS):
             return self._run.method(name, owner)
         if hasattr(kind, "__get__"):
@@ -266,7 +279,7 @@ class Objects:
             return self._run.calls.function(of_type, [cls.bit, key])
         member = memory.in_class(cls.obj, "__class_getitem__")
         function = getattr(member, "__func__", member)
-        if memory.is_users_code(function):
+        if memory.is_followed_code(function):
             return self._run.calls.function(function, [cls.bit, key])
         # An alias of the class, such as `list[int]`, makes its instances.
         return cls.bit
@@ -411,7 +424,7 @@ class Objects:
         if method is not None:
             self._run.calls.function(method, [holder.bit, key, values])
         member = None if cls is None or name == ITEMS else memory.in_class(cls, name)
-        if is_a(member, property) and member is not None and memory.is_users_code(member.fset):
+        if is_a(member, property) and member is not None and memory.is_followed_code(member.fset):
             self._run.calls.function(member.fset, [holder.bit, values])
         setter = memory.method_of(type(member), "__set__")
         if setter is not None:
@@ -426,10 +439,6 @@ class Objects:
             self._run.put(holder, name, values)
         else:
             self._run.whole.escape(values, "stored in an object that is not known")
-
-
-def _is_data_descriptor(member: Any) -> bool:
-    return is_a(member, (property, types.MemberDescriptorType)) or hasattr(type(member), "__set__")
 
 
 def _entry_path(value: Value, key: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
+import weakref
 from collections import defaultdict
 from types import CodeType
 from typing import NamedTuple
@@ -36,11 +37,26 @@ class _File(NamedTuple):
 _files: dict[str, _File] = {}
 
 
+_trees: dict[int, tuple[weakref.ref[CodeType], list[Function]]] = {}
+"""Trees that were found, by the id of their code, as long as that lives. They stay right after their file is edited."""
+
+
 def trees_of(code: CodeType) -> list[Function]:
     """Returns the trees that a code object may come from: several lambdas can share a line.
 
     Returns none if its source is not known, or has become another one.
     """
+    key = id(code)
+    known = _trees.get(key)
+    if known is not None and known[0]() is code:
+        return known[1]
+    found = _found(code)
+    if found:
+        _trees[key] = weakref.ref(code, lambda _: _trees.pop(key, None)), found
+    return found
+
+
+def _found(code: CodeType) -> list[Function]:
     file = _file(code.co_filename)
     place: Place | None = (code.co_firstlineno, code.co_name)
     if code not in file.codes.get((code.co_firstlineno, code.co_name), ()):

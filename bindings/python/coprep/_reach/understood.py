@@ -245,6 +245,10 @@ def call_method(run: Evaluation, method: Method, arguments: Arguments, named: Na
     if _is_context_variable(obj) and name == "get":
         value = memory.contents(obj)
         return run.read(value, f"{owner.path}.get()", (memory.contents, obj)) | _union(*arguments)  # type: ignore[attr-defined]
+    if name == "__subclasses__" and isinstance(owner, Live) and memory.is_a(obj, type):
+        run.count(owner.path, "subclasses", memory.subclasses(obj), (memory.subclasses, obj))
+        derived: list[type] = type.__subclasses__(obj)
+        return run.box((run.node, name), _union(*(run.live(cls, cls.__qualname__) for cls in derived)))
     if not (memory.is_a(obj, type) and memory.in_class(obj, name) is None):
         run.whole.escape(owner.bit, f"its method {name}() is a library's")
     return run.whole.escape_arguments(arguments, named, star, f"given to .{name}()")

@@ -163,6 +163,10 @@ class Table:
             self._values.append(found)
         return found
 
+    def of(self, kind: type[Any]) -> list[Any]:
+        """Returns all values of a kind."""
+        return [value for value in self._values if isinstance(value, kind)]
+
     def texts(self, values: Values) -> list[str] | None:
         """Returns the strings that a set may be, or ``None`` if not all are known."""
         found = [value.text if isinstance(value, Text) else None for value in self.each(values)]

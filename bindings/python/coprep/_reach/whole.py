@@ -8,6 +8,7 @@ import functools
 import gc
 import io
 import sys
+import threading
 import types
 import weakref
 from collections import Counter, deque
@@ -22,6 +23,7 @@ from coprep._reach import memory
 from coprep._reach.frames import CONTEXTS, Frame
 from coprep._reach.memory import ABSENT, IGNORED, SCALARS
 from coprep._reach.values import UNKNOWN, Bound, Bounds, Closure, Live, Made, Method, Partial, Super, Values
+from coprep._reducing import is_dispatcher
 
 if TYPE_CHECKING:
     from coprep._reach.calls import Arguments, Named
@@ -45,7 +47,7 @@ class Whole:
         """Why everything counts whole, if it does."""
         self._objects: dict[int, Any] = {}
         """Objects in memory that count whole, by their id."""
-        self._todo: deque[tuple[Any, str, str, bool]] = deque()
+        self._todo: deque[tuple[Any, str, str, bool | None]] = deque()
         self._instances: Counter[type] = Counter()
         """Numbers of the objects of each class that count whole."""
 
@@ -72,8 +74,13 @@ class Whole:
             self.escape(values, why)
         return UNKNOWN
 
-    def object(self, obj: Any, path: str, why: str, *, is_outermost: bool) -> None:
-        """Counts an object whole. Its content counts with that of the outermost one, which holds it."""
+    def object(self, obj: Any, path: str, why: str, *, is_outermost: bool | None) -> None:
+        """Counts an object whole. Its content counts with that of the outermost one, which holds it.
+
+        Args:
+            is_outermost: ``None`` if the outer one holds it in C, so that its content may leave this one out. Then it
+                counts if it is an instance of a class of the user's.
+        """
         self._todo.append((obj, path, why, is_outermost))
         if len(self._todo) > 1:
             return  # A call of this function is at work already.
@@ -84,9 +91,10 @@ class Whole:
     def is_whole(self, obj: Any) -> bool:
         return id(obj) in self._objects
 
-    def _next(self, obj: Any, path: str, why: str, is_outermost: bool) -> None:
+    def _next(self, obj: Any, path: str, why: str, is_outermost: bool | None) -> None:
         kind = type(obj)
-        if kind in SCALARS or kind is str or issubclass(kind, IGNORED) or id(obj) in self._objects:
+        is_ignored = issubclass(kind, IGNORED) or memory.is_seeded(obj)
+        if kind in SCALARS or kind is str or is_ignored or id(obj) in self._objects:
             return
         if len(self._objects) >= OBJECTS:
             raise Bounds(f"more than {OBJECTS} objects count whole")
@@ -101,8 +109,9 @@ class Whole:
         elif issubclass(kind, types.MethodType):
             self._whole_method(obj, path, why, is_outermost)
         elif issubclass(kind, type):
-            self._run.count(path, "type", obj, (memory.same, obj))
+            self._run.note(obj.__module__)
             if memory.is_users_class(obj):
+                self._run.count(path, "type", obj, (memory.same, obj))
                 # A library may make instances of it.
                 self.escape(self._run.calls.instance(obj, [], {}, UNKNOWN), why)
         elif issubclass(kind, types.ModuleType):
@@ -114,8 +123,12 @@ class Whole:
 
     def _whole_function(self, function: Any, path: str, why: str) -> None:
         self._run.count(path, "code", function, (memory.same, function))
-        if memory.is_users_code(function):
+        if memory.is_followed_code(function):
             self._run.calls.by_library(self._run.value(function, path), [])
+            return
+        self._run.note(function.__globals__.get("__name__"))
+        if is_dispatcher(function):
+            self._whole_dispatcher(function, path, why)
             return
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             contents = memory.cell(cell)
@@ -125,8 +138,15 @@ class Whole:
         if inner is not None:
             self.object(inner, path, why, is_outermost=False)
 
-    def _whole_method(self, method: Any, path: str, why: str, is_outermost: bool) -> None:
-        if memory.is_users_code(method.__func__):
+    def _whole_dispatcher(self, function: Any, path: str, why: str) -> None:
+        # Its closure holds a cache, which changes by use.
+        self._run.count(path, "keys", memory.classes_of(function), (memory.classes_of, function))
+        for cls, one in function.registry.items():
+            at = f"{path}.registry{memory.entry_suffix(cls)}"
+            self.escape(self._run.read(one, at, (memory.dispatched, function, cls)), why)
+
+    def _whole_method(self, method: Any, path: str, why: str, is_outermost: bool | None) -> None:
+        if memory.is_followed_code(method.__func__):
             owner = self._run.live(method.__self__, f"{path}.__self__")
             self._run.calls.by_library(self._run.value(method.__func__, path), [owner])
         else:
@@ -141,15 +161,20 @@ class Whole:
                 at = path_in(module.__name__, name)
                 self.escape(self._run.read(value, at, (memory.entry, vars(module), name)), why)
 
-    def _whole_object(self, obj: Any, path: str, why: str, is_outermost: bool) -> None:
-        if is_outermost:
+    def _whole_object(self, obj: Any, path: str, why: str, is_outermost: bool | None) -> None:
+        counts = memory.is_users_class(type(obj)) if is_outermost is None else is_outermost
+        if counts:
             self._run.followed.add(path)
             self._run.count(path, "content", obj, (memory.same, obj), why)
         if memory.is_a(obj, (weakref.ProxyType, weakref.CallableProxyType)):
             with contextlib.suppress(ReferenceError):
                 self.methods(obj.__class__, UNKNOWN)
             return
+        if memory.is_identified(type(obj)):
+            self.methods(type(obj), UNKNOWN)
+            return
         held = memory.members_of(obj)
+        is_of_thread = memory.is_a(obj, threading.local)
         if memory.is_mapping(obj):
             inner = [(memory.entry_suffix(name), memory.item(obj, name)) for name in memory.keys_of(obj)]
         elif memory.is_sequence(obj):
@@ -168,21 +193,23 @@ class Whole:
             inner.append(("()", obj()))
         elif memory.is_a(obj, contextvars.ContextVar):
             inner.append((".get()", memory.contents(obj)))
-        # The pickled content of an object whose members are not seen here may leave them out.
         is_seen = memory.is_mapping(obj) or memory.is_sequence(obj) or bool(held)
+        is_left_out = not is_seen or (is_outermost is None and not counts)
         if (
             not inner
+            and not is_of_thread
             and not memory.is_plain(obj)
             and not issubclass(type(obj), io.IOBase)
             and attributes_of(obj) is None
         ):
-            referents = [one for one in gc.get_referents(obj) if not issubclass(type(one), type) and one != {}]
+            referents = filter(memory.may_hold_code, gc.get_referents(obj))
             inner = [(f"({index})", one) for index, one in enumerate(referents)]
         for suffix, one in inner:
-            if not memory.is_plain(one):
-                self.object(one, path + suffix, why, is_outermost=not is_seen)
+            if not memory.is_plain(one) and not (is_of_thread and memory.is_handle(one)):
+                self.object(one, path + suffix, why, is_outermost=None if is_left_out else False)
         if memory.is_users_class(type(obj)):
             self._instances[type(obj)] += 1
+            self._run.watch(type(obj))
             # What is stored in further ones counts whole anyway.
             is_one_of_many = self._instances[type(obj)] > CONTEXTS
             self.methods(type(obj), UNKNOWN if is_one_of_many else self._run.live(obj, path))
@@ -200,7 +227,7 @@ class Whole:
                     first = [self._run.live(cls, cls.__qualname__)]
                 self._plain_member(base, name, member)
                 for function in _functions_of(member):
-                    if memory.is_users_code(function):
+                    if memory.is_followed_code(function):
                         self._run.count(f"{base.__qualname__}.{name}", "code", function, (memory.same, function))
                         self._run.calls.by_library(self._run.value(function, f"{base.__qualname__}.{name}"), first)
 
