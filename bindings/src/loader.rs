@@ -108,6 +108,7 @@ fn user_code(code: &Bound<'_, PyAny>) -> PyResult<UserCode> {
         workers: field(code, "workers")?,
         sample_timeout_ms: field(code, "sample_timeout_ms")?,
         is_persistent: field(code, "is_persistent")?,
+        has_shadows: field(code, "has_shadows")?,
     })
 }
 

@@ -16,7 +16,6 @@ from coprep import _coprep, _exchange
 from coprep._device import Gpu, ImageForm, ids_of
 from coprep._errors import SampleError, warn_skipped
 from coprep._folds import Positions
-from coprep._seeding import seed_all
 from coprep._structure import Framework, Structure, convert
 
 if TYPE_CHECKING:
@@ -230,12 +229,11 @@ class InJob:
         visits = visits.view(np.uint64)
         seed = loader.attached()["seed"]
         program = self._code.local()
-        fetch = program.fetch()
         made: list[Any] = []
         kept: list[int] = []
         for position, (sample, visit) in enumerate(zip(index.tolist(), visits.tolist(), strict=True)):
             try:
-                made.append(self._make(fetch, program.transform, seed, sample, visit))
+                made.append(program.sample(seed, sample, self._kept_visit(visit)))
                 kept.append(position)
             except StopIteration as error:
                 raise RuntimeError(f"sample {self._samples.positions.of(sample)} raised StopIteration") from error
@@ -253,20 +251,12 @@ class InJob:
             warn_skipped(sample, "", "dataset", f"{type(error).__name__}: {error}", stacklevel=5)
         self._skipped.add(sample)
 
-    def _make(
-        self, fetch: Callable[[int], Any], transform: Callable[[Any], Any] | None, seed: int, sample: int, visit: int
-    ) -> Any:
-        if self._uses is not None:
-            # The visits that would share a cached sample get the same random numbers, and so the same sample.
-            visit = visit // self._uses * self._uses if self._uses else 0
-        if transform is None:
-            seed_all(seed, sample, visit)
-            return fetch(sample)
-        # The value may be cached for jobs of any seed and visit, so nothing random in it may depend on these.
-        seed_all(0, sample, 0)
-        value = fetch(sample)
-        seed_all(seed, sample, visit)
-        return transform(value)
+    def _kept_visit(self, visit: int) -> int:
+        """Returns the visit whose random numbers a sample has."""
+        if self._uses is None:
+            return visit
+        # The visits that would share a cached sample get the same random numbers, and so the same sample.
+        return visit // self._uses * self._uses if self._uses else 0
 
 
 @contextlib.contextmanager

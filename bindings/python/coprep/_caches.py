@@ -82,6 +82,9 @@ def caches_of(cls: Any) -> frozenset[str]:
     found = {name for library in libraries for name in _OF_LIBRARIES.get(library, ())}
     if "monai" in libraries:
         found |= _randomized(cls)
+    if _is_of(cls, "datasets.arrow_dataset", "Dataset"):
+        # It stands for the data, which counts itself. After steps that have no name in all processes, it is random.
+        found.add("_fingerprint")
     return _cached_properties(cls) | found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -68,31 +69,25 @@ class TensorIndex(NamedTuple):
 
 
 def fold_of(dataset: Any, *, is_shuffled: bool) -> Fold | None:
-    """Returns the samples of a ``Subset`` as ids of its dataset, or ``None`` if that makes a difference to its user.
+    """Returns the samples of a part of a dataset as ids of that, or ``None`` if that makes a difference to its user.
 
     Args:
         is_shuffled: whether the order is random. Otherwise samples come by ascending id.
     """
-    kind = _subset_class() if is_part(dataset) else None
-    if type(dataset) is not kind:
-        return None
     ids: Ids | None = None
     as_index: Callable[[int], Any] = int
-    while type(dataset) is kind:
-        given = vars(dataset)
-        read = _numbers(given.get("indices"))
-        # Workers would call a method of the instance in place of the class's.
-        if read is None or "dataset" not in given or "__getitems__" in given:
+    while is_part(dataset):
+        part = _read_subset(dataset) if _is_subset(dataset) else _read_selection(dataset)
+        if part is None:
             return None
-        numbers, as_index = read
+        dataset, numbers, as_index = part
         if ids is None:
             ids = numbers
         elif _are_in_range(ids, len(numbers)):
             ids = numbers[ids]
         else:
             return None
-        dataset = given["dataset"]
-    samples = _length(dataset)
+    samples = None if ids is None else _length(dataset)
     if ids is None or samples is None or not _are_in_range(ids, samples):
         return None
     order = np.argsort(ids, kind="stable")
@@ -102,17 +97,55 @@ def fold_of(dataset: Any, *, is_shuffled: bool) -> Fold | None:
 
 
 def is_part(dataset: Any) -> bool:
-    """Returns whether a dataset is a ``torch.utils.data.Subset``."""
+    """Returns whether a dataset is a ``torch.utils.data.Subset``, or a selection from a ``datasets.Dataset``."""
+    return _is_subset(dataset) or _is_selection(dataset)
+
+
+Part = tuple[Any, Ids, Callable[[int], Any]]
+"""A dataset, the samples of a part of it, and what makes of a number the index that the dataset gets."""
+
+
+def _is_subset(dataset: Any) -> bool:
     module: Any = sys.modules.get("torch.utils.data.dataset")
     return module is not None and isinstance(dataset, module.Subset)
 
 
-def _subset_class() -> Any:
-    """Returns PyTorch's ``Subset``, or ``None`` if one of its methods was replaced."""
+def _read_subset(subset: Any) -> Part | None:
     module: Any = sys.modules["torch.utils.data.dataset"]
     methods = [vars(module.Subset).get(name) for name in ("__getitem__", "__getitems__", "__len__")]
     are_original = all(getattr(method, "__globals__", None) is vars(module) for method in methods)
-    return module.Subset if are_original else None
+    given = vars(subset)
+    # Workers would call a method of the instance in place of the class's.
+    if type(subset) is not module.Subset or not are_original or "__getitems__" in given:
+        return None
+    numbers = _numbers(given.get("indices"))
+    return None if numbers is None or "dataset" not in given else (given["dataset"], *numbers)
+
+
+def _is_selection(dataset: Any) -> bool:
+    module: Any = sys.modules.get("datasets.arrow_dataset")
+    # The user may have modules of this name.
+    kind: Any = getattr(module, "Dataset", None)
+    return type(kind) is type and type(dataset) is kind and getattr(dataset, "_indices", None) is not None
+
+
+def _read_selection(selection: Any) -> Part | None:
+    try:
+        numbers = selection._indices.column(0).to_numpy().astype(np.int64)
+    except Exception:
+        # Another version may keep its indices in another form.
+        return None
+    attributes = {**vars(selection), "_indices": None}
+    whole = _whole.get(selection)
+    if whole is None or any(vars(whole).get(name) is not value for name, value in attributes.items()):
+        whole = object.__new__(type(selection))
+        vars(whole).update(attributes)
+        _whole[selection] = whole
+    return whole, numbers, int
+
+
+_whole: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""The datasets that selections are made from, by the selection."""
 
 
 def _numbers(given: Any) -> tuple[Ids, Callable[[int], Any]] | None:

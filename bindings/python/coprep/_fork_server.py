@@ -101,7 +101,9 @@ class _ForkServer(Parent):
         self._layout = Layout(memory=memory, structure=structure, **layout)
         self._send_event("mapped")
 
-    def _fork(self, worker: int, id: int, workers: int, scratch: int, task_table: bool) -> None:
+    def _fork(
+        self, worker: int, id: int, workers: int, scratch: int, task_table: bool, seed: int | None = None
+    ) -> None:
         listed = self._channel.descriptors.pop(0) if task_table else None
         files = [self._channel.descriptors.pop(0) for _ in range(scratch)]
         ours, theirs = socket.socketpair()
@@ -113,7 +115,8 @@ class _ForkServer(Parent):
             self._signals.restore()
             if self._source.collects:
                 gc.enable()
-            run_worker(Start(self._source.load, self._layout, ours, listed, files, id, workers, fork_server))
+            layout = self._layout if seed is None else None
+            run_worker(Start(self._source.load, layout, ours, listed, files, id, workers, fork_server, seed))
         ours.close()
         for descriptor in files if listed is None else [listed, *files]:
             os.close(descriptor)

@@ -307,7 +307,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self._resume: ResumeFrom | None = None
         self._resumes_order = False
         self._closed = False
-        self._has_warned = False
+        self._told: set[str] = set()
         self._finish_init()
         self._iteration = 0
 
@@ -520,9 +520,18 @@ class DataLoader(TorchInterface, Generic[T_co]):
             sample_timeout=self._limit,
             # A process that iterates the dataset by itself keeps it from epoch to epoch, as this process would.
             is_persistent=self.persistent_workers or (self._iterated is not None and not self._given_workers),
+            has_shadows=self._has_shadows(),
             is_current=self._is_current,
             positions=self._positions,
         )
+
+    def _has_shadows(self) -> bool:
+        """Returns whether samples of this job are compared with those of others before it shares.
+
+        Ranks, and members of a cohort, have to be in one stream. The batches of an iterable dataset have no ids.
+        """
+        is_alone = self._given_rank.resolve().world_size == 1 and self._cohort is None
+        return is_alone and self._iterated is None and os.environ.get("COPREP_SHADOW") != "0"
 
     def _is_current(self) -> bool:
         """Returns whether workers that are forked now make the samples of the stream that this loader is in.
@@ -647,7 +656,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self._iteration += 1
         if failed is None:
             # A failed start leaves no stream that could be asked.
-            self._warn_of_cold_cache()
+            self._warn_of_stream()
         number = self._iteration
         return Epoch(
             self._native,
@@ -675,16 +684,19 @@ class DataLoader(TorchInterface, Generic[T_co]):
         samples = self._native.attached()["dataset_samples"] if self._is_native else len(self.dataset)
         return self._own_order.ids(samples)
 
-    def _warn_of_cold_cache(self) -> None:
-        """Warns once, on one rank, if a cache was warmed for such jobs and this job does not use it."""
-        if self._has_warned or self._given_rank.resolve().rank != 0:
+    def _warn_of_stream(self) -> None:
+        """Warns, on one rank, if other jobs do not share with this one, or if it does not use a cache that was warmed.
+
+        A warning is given once. The stream may become another when the loader connects again.
+        """
+        if self._given_rank.resolve().rank != 0:
             return
-        self._has_warned = True
         attached = self._native.attached()
-        for why in attached["unshared"]:
-            warnings.warn(why, UnsharedWarning, stacklevel=3)
-        for note in attached["notes"]:
-            warnings.warn(note, CacheWarning, stacklevel=3)
+        for category, texts in ((UnsharedWarning, attached["unshared"]), (CacheWarning, attached["notes"])):
+            for text in texts:
+                if text not in self._told:
+                    self._told.add(text)
+                    warnings.warn(text, category, stacklevel=3)
 
     def __len__(self) -> int:
         """Returns the number of batches of this rank in an epoch."""

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from coprep._seeding import seed_all
+
 
 class Program(NamedTuple):
     """The user's code that workers run."""
@@ -28,6 +30,17 @@ class Program(NamedTuple):
         if at_once:
             return lambda sample: at_once([index(sample)])[0]
         return one if index is int else lambda sample: one(index(sample))
+
+    def sample(self, seed: int, sample: int, visit: int) -> Any:
+        """Returns a sample, made by the random numbers of a stream of this seed."""
+        if self.transform is None:
+            seed_all(seed, sample, visit)
+            return self.fetch()(sample)
+        # The value may be cached for jobs of any seed and visit, so nothing random in it may depend on these.
+        seed_all(0, sample, 0)
+        value = self.fetch()(sample)
+        seed_all(seed, sample, visit)
+        return self.transform(value)
 
     def loaded(self) -> Program:
         """Returns the program with the dataset itself in place of its factory's name."""

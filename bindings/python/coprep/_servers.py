@@ -51,6 +51,7 @@ class JobCode:
         workers: number of worker processes; 0 leaves it to the coordinator.
         sample_timeout: seconds that a worker may take for a sample.
         is_persistent: whether workers stay between the passes of the loader.
+        has_shadows: whether some samples are to be made from the job's memory too, and compared, before it shares.
         is_current: a method that returns whether the job may start a fork server for the stream that it is in. It may
             raise an exception, which the loader raises. Its object is not kept alive: it holds this one.
         positions: tells the ids that the user knows, from those of the stream.
@@ -65,6 +66,7 @@ class JobCode:
         workers: int,
         sample_timeout: float,
         is_persistent: bool,
+        has_shadows: bool,
         is_current: Callable[[], bool],
         positions: Positions,
     ) -> None:
@@ -74,6 +76,7 @@ class JobCode:
         self.workers = workers
         self.sample_timeout_ms = int(sample_timeout * 1000)
         self.is_persistent = is_persistent
+        self.has_shadows = has_shadows and start_method(context) == "fork"
         self._positions = positions
         self._is_current = weakref.WeakMethod(is_current)
         self.was_just_compared = True

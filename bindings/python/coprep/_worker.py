@@ -66,6 +66,8 @@ class Start(NamedTuple):
     """Number of workers of the stream."""
     parent: int
     """Process id of the fork server."""
+    seed: int | None = None
+    """Seed of the stream, if the worker makes samples only to be compared."""
 
 
 def run_worker(start: Start) -> NoReturn:
@@ -133,7 +135,8 @@ class _Worker:
             self._blobs = _blobs(layout, self._structure)
             self._memory = memoryview(layout.memory)
         # Without a layout the worker starts before there is a stream.
-        worker_seed = (_NO_SEED if layout is None else self._seed + start.number) & INT64
+        seed = start.seed if layout is None else layout.seed
+        worker_seed = (_NO_SEED if seed is None else seed + start.number) & INT64
         _prepare_torch(start.number, start.workers, worker_seed, program.dataset)
         self._broken: Exception | None = None
         self._lost_seeds: list[str] = []
@@ -156,7 +159,9 @@ class _Worker:
             if isinstance(received, SampleTask):
                 self._make(received)
             else:
-                self._link.answer(b"P" + json.dumps(self._probe(received)).encode())
+                kind = received[:1]
+                answer = self._probe(received) if kind == b"P" else self._remake(received)
+                self._link.answer(kind + json.dumps(answer).encode())
 
     def _make(self, task: SampleTask) -> None:
         """Makes a sample and writes it to its slot, or reports its exception."""
@@ -285,11 +290,44 @@ class _Worker:
         blobs.sort()
         return {**found, "blob": blobs[len(blobs) * 3 // 4], "kept": sum(sizes) // max(1, len(sizes))}
 
+    # Making samples only to be compared.
+
+    def _remake(self, message: bytes) -> dict[str, Any]:
+        times, (seed,) = message[1], struct.unpack_from("<Q", message, 2)
+        ids = [sample for (sample,) in struct.iter_unpack("<I", message[10:])]
+        return {"digests": [self._digest(seed, sample, times) for sample in ids]}
+
+    def _digest(self, seed: int, sample: int, times: int) -> str | None:
+        """Returns a digest of a sample, or ``None`` if it cannot be compared, or is another each time."""
+        from coprep._hashing import Hasher
+
+        found = set()
+        for _ in range(times):
+            private: list[Any] = []
+            try:
+                value = self._program.sample(seed, sample, 0)
+                found.add(Hasher(private).named("sample", _without_order(value)).hex())
+            except Exception:
+                return None
+            if private or self._broken is not None:
+                return None
+        return found.pop() if len(found) == 1 else None
+
 
 _FURTHER_PROBES = 15
 """Number of samples of variable size to probe beyond the required ones."""
 _PROBE_TIME = 0.05
 """Seconds that a probe may take before it does without further samples."""
+
+
+def _without_order(value: Any) -> Any:
+    """Returns a sample with its lists of texts sorted. They may come from a set, which has another order elsewhere."""
+    if type(value) is dict:
+        return {key: _without_order(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        parts = [_without_order(part) for part in value]
+        return type(value)(sorted(parts) if all(type(part) is str for part in parts) else parts)
+    return value
 
 
 def _describe(value: Any, whole: bool, lost_seeds: list[str]) -> tuple[dict[str, Any], int]:

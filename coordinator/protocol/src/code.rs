@@ -22,8 +22,8 @@ mod worker;
 pub use crate::code::channel::{Channel, Incoming};
 pub use crate::code::fork_server::{ForkServerEvent, ForkServerRequest};
 pub use crate::code::worker::{
-    CHUNKS, ChunkRequest, ENTRIES, MOST, PROGRESS, Probed, Raised, SampleRequest, WorkerCommand,
-    WorkerProgress, WorkerReport, entry, probe, room, slot,
+    CHUNKS, ChunkRequest, ENTRIES, MOST, PROGRESS, Probed, Raised, Remade, SampleRequest,
+    WorkerCommand, WorkerProgress, WorkerReport, entry, probe, remake, room, slot,
 };
 
 /// Returns the hexadecimal digits of bytes.

@@ -286,6 +286,8 @@ pub struct UserCode {
     pub sample_timeout_ms: u64,
     /// `true` if workers stay between the epochs of the job.
     pub is_persistent: bool,
+    /// `true` if some samples are to be made from the job's memory too, and compared, before it shares.
+    pub has_shadows: bool,
 }
 
 /// The GPU that a consumer's batches go to.

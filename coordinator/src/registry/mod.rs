@@ -16,6 +16,7 @@ mod flights;
 mod identity;
 mod job_stores;
 mod meeting;
+mod shadow_samples;
 pub(crate) mod status;
 mod user_code;
 mod waiting_client;
@@ -58,6 +59,7 @@ use crate::registry::job_stores::AllStores;
 pub(crate) use crate::registry::job_stores::JobStores;
 pub(crate) use crate::registry::meeting::MeetingParty;
 use crate::registry::meeting::Meetings;
+use crate::registry::shadow_samples::Shadows;
 use crate::registry::user_code::{Ends, ids_only, runs_code};
 pub(crate) use crate::registry::waiting_client::WaitingClient;
 use crate::registry::warmth::names_no_form;
@@ -89,6 +91,7 @@ pub(crate) struct Registry {
     /// Ends of fork servers of user code.
     ends: Arc<Ends>,
     departures: Departures,
+    shadows: Shadows,
     /// Whether a working directory counts, by the identity of the pipeline and the hash of the directory.
     directories: Mutex<HashMap<(u128, u128), bool>>,
     pub(crate) uploaders: Uploaders,
@@ -144,6 +147,7 @@ impl Registry {
             next_stream: AtomicU64::new(1),
             ends: Arc::default(),
             departures: Departures::default(),
+            shadows: Shadows::default(),
             directories: Mutex::default(),
             uploaders: Uploaders::default(),
         })
@@ -194,6 +198,7 @@ impl Registry {
         let source = &request.pipeline.source;
         let stores = self.stores_of(&request.store_variables, request.provider, source)?;
         let (key, waiting) = (self.key(request, &stores), WaitingClient::new(client));
+        let mut is_compared = false;
         // A stream that was found may be closed before the job is in it, so the search goes on until one admits the
         // job.
         loop {
@@ -206,6 +211,17 @@ impl Registry {
                     None => continue,
                 },
             };
+            if !is_compared && let Some(shadow) = self.shadow_of(&stream, request, client) {
+                is_compared = true;
+                let given = server.take();
+                if given.is_none_or(|given| !shadow.lets_join(self, client, given)) {
+                    if is_expected {
+                        stream.has_come();
+                    }
+                    self.close_if_empty(&stream);
+                    return Ok(Answer::WantServer);
+                }
+            }
             let found = stream;
             let stream = self.meet(&key, request, &found);
             // The stream may have been opened at the same moment for a job with another seed, say. Then this job looks

@@ -305,7 +305,7 @@ pub(super) fn runs_code(request: &Attach) -> Option<(&UserDataset, &UserCode)> {
 }
 
 /// Returns the samples that a job may be given, or `None` if it may be given all.
-fn job_ids(request: &Attach) -> Option<RoaringBitmap> {
+pub(super) fn job_ids(request: &Attach) -> Option<RoaringBitmap> {
     let weights = request.draws.as_ref().and_then(|d| d.weights.as_ref());
     if let Some(weights) = weights {
         let weighted = (0..).zip(weights).filter(|(_, weight)| **weight > 0.0);

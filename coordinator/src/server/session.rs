@@ -174,6 +174,7 @@ impl Session<'_> {
             Request::Hello { .. } => Err(invalid("greeted twice")),
             Request::Attach(mut attach) => {
                 self.registry.count_directory(&mut attach);
+                self.registry.keep_apart(&mut attach, &self.client);
                 self.attach(&Arc::from(attach), descriptors)
             }
             Request::GiveCredentials(request) => self.give_credentials(&request),
@@ -271,6 +272,7 @@ impl Session<'_> {
             giver: Giver {
                 reply_queue: self.client.reply_queue.clone(),
                 peer: self.client.peer.clone(),
+                pid: self.client.pid,
                 is_persistent,
             },
         })

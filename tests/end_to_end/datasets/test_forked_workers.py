@@ -411,7 +411,7 @@ def test_a_program_with_threads_may_fork(start: Start) -> None:
 def test_a_job_whose_dataset_has_changed_in_mid_pass_goes_on_by_itself(start: Start) -> None:
     first = driven(start, f"begin({numbers()}, shuffle=True)", "take(3)")
     other = driven(start, f"begin({numbers()}, shuffle=True)", "take(2)")
-    changed = driven(start, f"begin({numbers()}, shuffle=True)", "take(2)", "data.root = 'changed'")
+    changed = driven(start, f"begin({numbers()}, shuffle=True)", "take(2)", "data.pause = 0.0001")
     workers_of(first)
     first.kill()
     # It waits for a batch alone, so it is the one that is asked.
@@ -431,7 +431,7 @@ def test_with_persistent_workers_a_changed_dataset_stays_in_its_stream(start: St
     jobs = [driven(start, f"begin({numbers()}, shuffle=True, persistent_workers=True)", "take(3)") for _ in range(3)]
     first, changed, other = jobs
     workers_of(first)
-    do(changed, "data.root = 'changed'")
+    do(changed, "data.pause = 0.0001")
     first.kill()
     for job in (other, changed):
         do(job, "take()")

@@ -337,6 +337,37 @@ def test_a_state_of_positions_is_resumed_by_positions() -> None:
         assert numbers(second) == indices
 
 
+def test_selections_of_hugging_face_share(tmp_path: Any) -> None:
+    datasets = pytest.importorskip("datasets")
+    whole = datasets.Dataset.from_dict({"id": list(range(40)), "text": [f"text {i}" for i in range(40)]})
+
+    def ids(batches: Any) -> list[int]:
+        return [int(n) for batch in batches for n in batch["id"]]
+
+    in_arrays = whole.with_format("numpy")
+    doubled = whole.with_transform(lambda rows: {"id": [2 * n for n in rows["id"]]})
+    kinds: dict[str, Any] = {
+        "select": whole.select([3, 5, 9, 30]),
+        "filter": whole.filter(lambda row: row["id"] % 3 == 0),
+        "a split": whole.train_test_split(0.2, seed=1)["train"],
+        "shuffle": whole.shuffle(seed=3),
+        "nested": Subset(whole.select([1, 3, 5, 7, 9]), [0, 2, 4]),
+        "a format": in_arrays.select([2, 4]),
+        "a transform": doubled.select([7, 5]),
+    }
+    for shuffle in (True, False):
+        for name, part in kinds.items():
+            loader = coprep.DataLoader(part, 3, shuffle=shuffle, num_workers=1, seed=1)
+            expected = ids(torch_data.DataLoader(part, 3))
+            like: Any = {"a format": in_arrays, "a transform": doubled}.get(name, whole)
+            with loader, coprep.DataLoader(like, 3, shuffle=shuffle, num_workers=1, seed=1) as other:
+                found = [ids(loader) for _ in range(2)]
+                is_same = stream_of(loader) == stream_of(other)
+                assert is_same == (shuffle or expected == sorted(expected)), name
+            assert [sorted(one) for one in found] == [sorted(expected)] * 2
+            assert shuffle or found == [expected] * 2
+
+
 @pytest.fixture(autouse=True)
 def same_generator() -> Iterator[None]:
     torch.manual_seed(0)

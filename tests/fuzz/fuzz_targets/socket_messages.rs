@@ -139,6 +139,7 @@ fn attach() -> Attach {
             workers: 2,
             sample_timeout_ms: 1000,
             is_persistent: true,
+            has_shadows: true,
         }),
         seed: Some(1),
         seed_hint: None,

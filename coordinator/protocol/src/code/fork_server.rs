@@ -19,6 +19,10 @@ pub enum ForkServerRequest {
         scratch: u32,
         /// `true` if the task table's descriptor comes.
         task_table: bool,
+        /// Seed of the stream, for a worker that makes samples only to be compared
+        /// ([`remake`](crate::code::remake)).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        seed: Option<u64>,
     },
     /// Map the staging area, whose descriptor comes with the message, for workers that are started later. Answered by
     /// [`ForkServerEvent::Mapped`].

@@ -163,6 +163,17 @@ pub fn probe(ids: &[u32], enough: u8, split: bool, may_look_at_more: bool) -> Ve
     bytes
 }
 
+/// Returns a request to make samples only to be compared, by the random numbers of a stream of this seed.
+///
+/// `times`: number of times to make each of them.
+#[must_use]
+pub fn remake(seed: u64, ids: &[u32], times: u8) -> Vec<u8> {
+    let mut bytes = vec![b'C', times];
+    bytes.extend(seed.to_le_bytes());
+    ids.iter().for_each(|id| bytes.extend(id.to_le_bytes()));
+    bytes
+}
+
 /// A report of a worker about the chunk that it works on, which is the oldest that it was given and has not finished.
 /// Indices count within that chunk.
 #[derive(Clone, Debug, PartialEq)]
@@ -178,6 +189,8 @@ pub enum WorkerReport {
     TooLarge(u32, u64),
     /// Answer to a [`probe`].
     Probed(Box<Probed>),
+    /// Answer to a [`remake`].
+    Remade(Remade),
 }
 
 /// Progress of a worker since its last report of this kind.
@@ -235,6 +248,13 @@ impl Raised {
     pub const END: &str = "end";
 }
 
+/// Samples that were made only to be compared.
+#[derive(Deserialize, Clone, Debug, PartialEq)]
+pub struct Remade {
+    /// A digest for each sample, or `None` if it cannot be compared, or is another each time.
+    pub digests: Vec<Option<String>>,
+}
+
 /// Description of a dataset's samples, from a probe.
 #[derive(Deserialize, Clone, Debug, PartialEq)]
 pub struct Probed {
@@ -270,6 +290,9 @@ impl WorkerReport {
             })),
             b'P' => serde_json::from_slice(rest)
                 .map(WorkerReport::Probed)
+                .map_err(json),
+            b'C' => serde_json::from_slice(rest)
+                .map(WorkerReport::Remade)
                 .map_err(json),
             b'E' | b'L' | b'W' => {
                 let (index, rest) = rest.split_first_chunk::<4>().ok_or("too short")?;
@@ -319,6 +342,7 @@ mod tests {
         assert_eq!(told(request.as_bytes()), Ok(WorkerCommand::Make(3, all)));
         assert_eq!(told(&slot(5, 6)), Ok(WorkerCommand::Slot(5, 6)));
         assert_eq!(told(&probe(&[1], 1, false, true)), Ok(WorkerCommand::Other));
+        assert_eq!(told(&remake(7, &[1], 2)), Ok(WorkerCommand::Other));
         for at in [Some(0), Some(1 << 40), None] {
             assert_eq!(told(&room(at)), Ok(WorkerCommand::Room(at)));
         }

@@ -58,6 +58,7 @@ pub(crate) struct Giver {
     pub(crate) reply_queue: Arc<ReplyQueue>,
     /// Process of the job.
     pub(crate) peer: Arc<Peer>,
+    pub(crate) pid: u32,
     /// `true` if the fork server stays between the epochs of the job.
     pub(crate) is_persistent: bool,
 }
@@ -265,11 +266,11 @@ impl ForkServer {
             .flatten()
     }
 
-    /// Starts worker `id` of `workers`.
+    /// Starts worker `id` of `workers`. With a seed it makes samples only to be compared.
     pub(super) fn fork(
         &self,
-        id: u32,
-        workers: u32,
+        (id, workers): (u32, u32),
+        seed: Option<u64>,
         task_table: Option<BorrowedFd<'_>>,
         scratch: &[RawFd],
     ) -> Result<Forked> {
@@ -287,6 +288,7 @@ impl ForkServer {
             workers,
             scratch: scratch.len() as u32,
             task_table: task_table.is_some(),
+            seed,
         };
         let task_table = task_table.as_ref().map(AsRawFd::as_raw_fd);
         let descriptors: Vec<RawFd> = task_table
@@ -520,6 +522,7 @@ impl ForkServer {
         let giver = Giver {
             reply_queue: ReplyQueue::new(&job, &writer).expect("a queue"),
             peer: Arc::new(Peer::of(&job)),
+            pid: 0,
             is_persistent: false,
         };
         let fork_server = Arc::new(ForkServer::new(GivenServer {

@@ -183,16 +183,7 @@ impl Inspection<'_> {
         id: u32,
         probe: &[u8],
     ) -> std::result::Result<Inspector<'_>, InspectionError> {
-        let Forked { number, socket, .. } = self.fork_server.fork(id, self.workers, None, &[])?;
-        let inspector = Inspector {
-            fork_server: self.fork_server,
-            number,
-            channel: Channel::new(socket),
-        };
-        match inspector.channel.send(probe, &[]) {
-            Ok(()) => Ok(inspector),
-            Err(e) => Err(inspector.gone(e)),
-        }
+        Inspector::start(self.fork_server, (id, self.workers), None, probe)
     }
 
     /// Starts the workers but the first, with a sample each. Those that cannot be started are left out: the first one may
@@ -207,20 +198,45 @@ impl Inspection<'_> {
     }
 }
 
-/// A worker that inspects samples.
-struct Inspector<'a> {
+/// A worker that inspects samples, or makes samples only to be compared.
+pub(super) struct Inspector<'a> {
     fork_server: &'a ForkServer,
     number: u32,
     channel: Channel,
 }
 
-impl Inspector<'_> {
+impl<'a> Inspector<'a> {
+    /// Starts worker `id` of `workers`, and sends it a request.
+    pub(super) fn start(
+        fork_server: &'a ForkServer,
+        (id, workers): (u32, u32),
+        seed: Option<u64>,
+        request: &[u8],
+    ) -> std::result::Result<Self, InspectionError> {
+        let Forked { number, socket, .. } = fork_server.fork((id, workers), seed, None, &[])?;
+        let inspector = Inspector {
+            fork_server,
+            number,
+            channel: Channel::new(socket),
+        };
+        match inspector.channel.send(request, &[]) {
+            Ok(()) => Ok(inspector),
+            Err(e) => Err(inspector.gone(e)),
+        }
+    }
+
+    /// Returns the worker's answer, or `None` if it does not answer within `limit`.
+    pub(super) fn receive(
+        &mut self,
+        limit: Duration,
+    ) -> std::result::Result<Option<Vec<u8>>, InspectionError> {
+        self.channel.receive(limit).map_err(|e| self.gone(e))
+    }
+
     /// Returns what the worker found, or `None` if it does not answer within `limit`.
     fn answer(&mut self, limit: Duration) -> std::result::Result<Option<Probed>, InspectionError> {
-        let message = match self.channel.receive(limit) {
-            Ok(Some(message)) => message,
-            Ok(None) => return Ok(None),
-            Err(e) => return Err(self.gone(e)),
+        let Some(message) = self.receive(limit)? else {
+            return Ok(None);
         };
         match WorkerReport::parse(&message).map_err(code_failed)? {
             WorkerReport::Probed(probed) => Ok(Some(*probed)),
@@ -279,7 +295,7 @@ fn wait_for_any(first: &Inspector<'_>, others: &[Inspector<'_>], limit: Duration
 }
 
 /// The failure of an inspection.
-struct InspectionError {
+pub(super) struct InspectionError {
     error: Error,
     /// `true` if the worker ended before it answered.
     has_ended: bool,
@@ -289,6 +305,12 @@ impl InspectionError {
     /// Returns `true` if another sample may not fail in this way.
     fn is_of_sample(&self) -> bool {
         matches!(self.error.kind(), ErrorKind::Code)
+    }
+}
+
+impl From<InspectionError> for Error {
+    fn from(failed: InspectionError) -> Self {
+        failed.error
     }
 }
 

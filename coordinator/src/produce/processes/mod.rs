@@ -4,6 +4,7 @@
 //! * [`current_server`]: the fork server that a pool has at present.
 //! * [`worker`]: a thread per worker process, which keeps it busy and replaces it when it ends.
 //! * [`loading`]: the inspection of a dataset's first samples.
+//! * [`comparison`]: samples that are made only to be compared, when a job joins.
 //! * [`sample_shape`]: the fields and sizes of its samples, as the inspection finds them.
 //! * [`task`]: the contract between a pool and the samples that it makes.
 //! * [`deadly`]: the samples that end their workers.
@@ -15,6 +16,7 @@
 //! **Invariants.** A task ends exactly once: it is made, fails or is dropped, whatever happens to processes. A slot is
 //! given to another worker only when the process that may write it no longer exists.
 
+mod comparison;
 mod current_server;
 mod deadly;
 mod fork_server;
@@ -38,6 +40,7 @@ use crate::connection::reply_queue::ReplyQueue;
 use crate::error::os;
 use crate::observe::stalls::{BusyClock, StallClock};
 use crate::produce::deadline_queue::{Deadline, DeadlineQueue};
+pub(crate) use crate::produce::processes::comparison::Comparison;
 use crate::produce::processes::current_server::CurrentServer;
 use crate::produce::processes::deadly::DeadlySamples;
 use crate::produce::processes::fork_server::ForkServer;

@@ -439,7 +439,12 @@ impl Worker {
             number,
             pid,
             socket,
-        } = fork_server.fork(self.id, workers, Some(task_table.as_fd()), &descriptors)?;
+        } = fork_server.fork(
+            (self.id, workers),
+            None,
+            Some(task_table.as_fd()),
+            &descriptors,
+        )?;
         tracing::debug!(worker = self.id, pid, "a worker of user code starts");
         Ok(WorkerProcess {
             fork_server: fork_server.clone(),

@@ -20,7 +20,9 @@ impl Worker {
             WorkerReport::Ready(index) => self.tell_where(index)?,
             WorkerReport::Raised(index, raised) => self.raised(index, raised)?,
             WorkerReport::TooLarge(index, bytes) => self.wants_room(index, bytes)?,
-            WorkerReport::Probed(_) => return Err("said what it was not asked".into()),
+            WorkerReport::Probed(_) | WorkerReport::Remade(_) => {
+                return Err("said what it was not asked".into());
+            }
         }
         Ok(())
     }
