@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,10 @@ from coprep._coprep import content_digest
 from coprep._memory import address_of
 from coprep._modules import digest_of as _hash
 
+_BETWEEN = "\0"
+"""Character between texts that are hashed together."""
+_WIDEST = 8
+"""Most elements of tuples that are hashed by columns."""
 _CHUNK = 4 << 20
 """Bytes of an array that are hashed at a time, about."""
 
@@ -33,6 +38,32 @@ def array_digest(array: npt.NDArray[Any]) -> bytes:
 
 def _bytes_digest(array: npt.NDArray[Any], chunk: int) -> bytes:
     return content_digest(address_of(array), array.nbytes, chunk)
+
+
+def column_digest(values: Sequence[Any]) -> bytes | None:
+    """Returns the digest of texts or numbers of one type, or of tuples of them. ``None`` if they are anything else."""
+    kinds = set(map(type, values))
+    kind = kinds.pop() if len(kinds) == 1 else None
+    array: npt.NDArray[Any]
+    if kind is str:
+        text = _BETWEEN.join(values)
+        if text.count(_BETWEEN) != len(values) - 1:
+            return None
+        array = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    elif kind is int or kind is float:
+        try:
+            array = np.fromiter(values, np.int64 if kind is int else np.float64, len(values))
+        except OverflowError:
+            return None
+    elif kind is tuple:
+        widths = set(map(len, values))
+        if len(widths) != 1 or not 0 < max(widths) <= _WIDEST:
+            return None
+        columns = list(map(column_digest, zip(*values, strict=True)))
+        return None if None in columns else _hash(b"tuple", *(column for column in columns if column is not None))
+    else:
+        return None
+    return _hash(kind.__name__.encode(), b"%d" % len(values), array_digest(array))
 
 
 def tensor_digest(tensor: Any) -> bytes:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from coprep._caches import HOOK, identified, reducer_of
 from coprep._codes import digest_of_code
-from coprep._content import array_digest, tensor_digest
+from coprep._content import array_digest, column_digest, tensor_digest
 from coprep._memory import Mappings, address_of
 from coprep._modules import digest_of as _hash
 from coprep._names import MAINS, main_name
@@ -40,6 +40,8 @@ Handler = Callable[[Any], bytes | None]
 
 STRINGS = 1000
 """Most strings that are kept as possible relative paths."""
+LONG = 64
+"""Shortest list that is not pickled element by element, if its elements are alike."""
 STREAM = 2 << 30
 """Bytes of a pickle without memo above which shared objects are assumed to be repeated too often."""
 
@@ -156,8 +158,12 @@ class Hasher:
         self._found = found
         self._private: list[tuple[Any, str]] = []
         self._mappings = Mappings()
-        self._fast: dict[type, Handler | None] = {str: self.note_string}
-        self._memoizing: dict[type, Handler | None] = {str: self._string_by_value, bytes: lambda obj: b"b" + obj}
+        self._fast: dict[type, Handler | None] = {str: self.note_string, list: self._list}
+        self._memoizing: dict[type, Handler | None] = {
+            str: self._string_by_value,
+            bytes: lambda obj: b"b" + obj,
+            list: self._list,
+        }
         self._digests: dict[int, bytes] = {}  # digests that are the same wherever the object is met
         self._open: dict[int, int] = {}  # sets that contain the object being hashed
         self._keep: list[Any] = []  # keeps hashed objects alive, so that no other object gets their id
@@ -255,6 +261,17 @@ class Hasher:
         if len(self.strings) < STRINGS:
             self.note_string(text)
         return b"s" + text.encode("utf-8", "surrogatepass")
+
+    def _list(self, elements: list[Any]) -> bytes | None:
+        digest = column_digest(elements) if len(elements) >= LONG else None
+        if digest is None:
+            return None
+        if len(self.strings) < STRINGS:
+            for row in elements[:STRINGS]:
+                for text in row if type(row) is tuple else (row,):
+                    if type(text) is str and len(self.strings) < STRINGS:
+                        self.note_string(text)
+        return b"l" + digest
 
     def _path(self, path: os.PathLike[Any]) -> None:
         if len(self.strings) < STRINGS:

@@ -59,6 +59,7 @@ use crate::registry::job_stores::AllStores;
 pub(crate) use crate::registry::job_stores::JobStores;
 pub(crate) use crate::registry::meeting::MeetingParty;
 use crate::registry::meeting::Meetings;
+pub(crate) use crate::registry::shadow_samples::Shadow;
 use crate::registry::shadow_samples::Shadows;
 use crate::registry::user_code::{Ends, ids_only, runs_code};
 pub(crate) use crate::registry::waiting_client::WaitingClient;

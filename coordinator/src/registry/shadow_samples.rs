@@ -1,5 +1,5 @@
 //! Shadow samples: when a job joins a stream of Python code, a few samples are made from its memory too, and compared
-//! ([`Comparison`]). If one differs, the job gets a stream of its own.
+//! ([`Comparison`]), and again now and then. If one differs, the job gets a stream of its own.
 //!
 //! The job waits for the result for a moment. If the result comes later, and the job must not share, its connection is
 //! ended, and it gets a stream of its own when it connects again.
@@ -19,7 +19,7 @@ use crate::produce::processes::{Comparison, GivenServer};
 use crate::stream::{Client, Stream};
 
 /// Longest time that a job waits for the result.
-const PATIENCE: Duration = Duration::from_millis(400);
+const PATIENCE: Duration = Duration::from_millis(300);
 /// Number of samples that are compared.
 const SAMPLES: u64 = 4;
 
@@ -37,7 +37,7 @@ struct Apart {
 }
 
 /// The comparison of a job's samples with those of a stream.
-pub(super) struct Shadow {
+pub(crate) struct Shadow {
     comparison: Comparison,
     ids: Vec<u32>,
     dataset: String,
@@ -62,7 +62,7 @@ impl Registry {
     }
 
     /// Returns the comparison that a job has to pass before it joins a stream, if it has to.
-    pub(super) fn shadow_of(
+    pub(crate) fn shadow_of(
         &self,
         stream: &Stream,
         request: &Attach,
@@ -90,25 +90,44 @@ impl Shadow {
     ) -> bool {
         let (tell, told) = mpsc::channel();
         let is_awaited = Arc::new(AtomicBool::new(true));
-        let (registry, client, awaited) = (registry.clone(), client.clone(), is_awaited.clone());
+        let awaited = is_awaited.clone();
+        self.start(registry, client, given, move |may_join| {
+            let is_awaited = awaited.swap(false, Ordering::SeqCst);
+            // The one who waits is there until it is told.
+            is_awaited && tell.send(may_join).is_ok()
+        });
+        told.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+            // The result may have come just now. Without a thread there is none, and the job may join.
+            is_awaited.swap(false, Ordering::SeqCst) || told.recv().unwrap_or(true)
+        })
+    }
+
+    /// Compares the samples of a job that is in the stream.
+    pub(crate) fn look(self, registry: &Arc<Registry>, client: &Client, given: GivenServer) {
+        self.start(registry, client, given, |_| false);
+    }
+
+    /// Compares in a thread. `tell` is told whether the job may be in the stream, and returns `false` if the job is there
+    /// already.
+    fn start(
+        self,
+        registry: &Arc<Registry>,
+        client: &Client,
+        given: GivenServer,
+        tell: impl FnOnce(bool) -> bool + Send + 'static,
+    ) {
+        let (registry, client) = (registry.clone(), client.clone());
         let run = move || {
             let may_join = self.run(&registry, &client, given);
-            if awaited.swap(false, Ordering::SeqCst) {
-                let _ = tell.send(may_join);
-            } else if !may_join {
-                // It has joined meanwhile. It connects again, and is then kept apart.
+            if !tell(may_join) && !may_join {
+                // It connects again, and is then kept apart.
                 client.reply_queue.part();
             }
         };
         let thread = std::thread::Builder::new().name("shadow".into());
-        // A job that cannot be compared may join.
-        if thread.spawn(run).is_err() {
-            return true;
+        if let Err(e) = thread.spawn(run) {
+            tracing::warn!(error = %e, "samples could not be compared");
         }
-        told.recv_timeout(PATIENCE).unwrap_or_else(|_| {
-            // The result may have come just now.
-            is_awaited.swap(false, Ordering::SeqCst) || told.recv().unwrap_or(true)
-        })
     }
 
     fn run(&self, registry: &Registry, client: &Client, given: GivenServer) -> bool {
@@ -124,7 +143,7 @@ impl Shadow {
             dataset = self.dataset,
             pid = client.pid,
             sample,
-            "a job's samples differ from those of the stream that it was to join"
+            "a job's samples differ from those of its stream"
         );
         let part = IdentityPart {
             name: format!("sample {sample}"),

@@ -20,7 +20,7 @@ use crate::connection::peer::{ConnectionEvent, Peer};
 use crate::connection::reply_queue::{ReplyQueue, ReplyWriter};
 use crate::error::{from_lower, invalid, refusal};
 use crate::produce::processes::{GivenServer, Giver};
-use crate::registry::{Answer, GivenByClient, MeetingParty, Registry, WaitingClient};
+use crate::registry::{Answer, GivenByClient, MeetingParty, Registry, Shadow, WaitingClient};
 use crate::registry::{status, warm};
 use crate::server::Shutdown;
 use crate::stream::{Client, EpochOrder, RankId, Stream};
@@ -44,7 +44,24 @@ struct Session<'a> {
     party: Option<MeetingParty>,
     /// The credentials that this client has given.
     given: Option<GivenByClient>,
+    later_shadows: LaterShadows,
 }
+
+/// The samples of an attached job that are compared later on, as those with which it joined.
+#[derive(Default)]
+struct LaterShadows {
+    /// What the job asked for when it attached.
+    request: Option<Arc<Attach>>,
+    /// Samples of an epoch of the job.
+    per_epoch: u64,
+    /// Samples of the epochs that have begun since the last comparison.
+    begun: u64,
+    /// `true` if the job was asked for a fork server to compare with.
+    is_asked: bool,
+}
+
+/// Samples of a job after which a few more are compared, at the beginning of an epoch.
+const COMPARED_EVERY: u64 = 10_000;
 
 /// Serves one connection until it ends.
 pub(crate) fn serve(
@@ -64,6 +81,7 @@ pub(crate) fn serve(
                 attached: None,
                 party: None,
                 given: None,
+                later_shadows: LaterShadows::default(),
             };
             // Every log line of this thread names the client.
             let client = &session.client;
@@ -256,6 +274,11 @@ impl Session<'_> {
         // Set before the answer is sent: if that fails, the end of this session removes the rank.
         self.attached = Some((stream.clone(), registration.rank_id));
         self.party = MeetingParty::of(request);
+        self.later_shadows = LaterShadows {
+            request: Some(request.clone()),
+            per_epoch: registration.attached.job_samples.into(),
+            ..LaterShadows::default()
+        };
         let attached = Reply::Attached(Box::new(registration.attached));
         let reply_queue = &self.client.reply_queue;
         let sent = reply_queue.send_with(&attached, registration.descriptors.into());
@@ -278,11 +301,16 @@ impl Session<'_> {
         })
     }
 
-    fn give_server(&self, descriptors: Vec<OwnedFd>) -> Result<()> {
+    fn give_server(&mut self, descriptors: Vec<OwnedFd>) -> Result<()> {
+        let is_to_compare = std::mem::take(&mut self.later_shadows.is_asked);
         let (stream, rank_id) = self.attached()?;
         let is_persistent = stream.is_persistent(*rank_id);
         let given = self.given_server(descriptors, is_persistent);
         let given = given.ok_or_else(|| invalid("a fork server without its socket"))?;
+        if is_to_compare && let Some(shadow) = self.shadow() {
+            shadow.look(self.registry, &self.client, given);
+            return Ok(());
+        }
         stream.give_server(*rank_id, given);
         Ok(())
     }
@@ -325,11 +353,29 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn start_epoch(&self, epoch: u64) -> Result<Option<Reply>> {
+    fn start_epoch(&mut self, epoch: u64) -> Result<Option<Reply>> {
         let (stream, rank_id) = self.attached()?;
         let wants_server = stream.epoch_started(*rank_id, epoch);
-        let runs_code = stream.config.producer.process_pool().is_some();
-        Ok(runs_code.then_some(Reply::EpochBegun { wants_server }))
+        if stream.config.producer.process_pool().is_none() {
+            return Ok(None);
+        }
+        let wants_shadow =
+            !wants_server && self.later_shadows.begun >= COMPARED_EVERY && self.shadow().is_some();
+        let later = &mut self.later_shadows;
+        if wants_shadow {
+            (later.begun, later.is_asked) = (0, true);
+        }
+        later.begun += later.per_epoch;
+        Ok(Some(Reply::EpochBegun {
+            wants_server: wants_server || wants_shadow,
+        }))
+    }
+
+    /// Returns a comparison of samples of the attached job with those of its stream, if it has to be made.
+    fn shadow(&self) -> Option<Shadow> {
+        let (stream, _) = self.attached.as_ref()?;
+        let request = self.later_shadows.request.as_ref()?;
+        self.registry.shadow_of(stream, request, &self.client)
     }
 
     fn leave_epoch(&self, epoch: u64, is_complete: bool) -> Result<Reply> {

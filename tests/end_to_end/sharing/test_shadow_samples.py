@@ -45,6 +45,7 @@ class Data:
 
 
 transform = init = None
+EPOCHS = 3
 """
 END = """
 with warnings.catch_warnings(record=True) as told:
@@ -54,7 +55,7 @@ with warnings.catch_warnings(record=True) as told:
     )
     with loader:
         found = []
-        for epoch in range(3):
+        for epoch in range(EPOCHS):
             for batch in loader:
                 if not found:
                     print(json.dumps({"stream": loader._native.attached()["stream"]}), flush=True)
@@ -399,6 +400,25 @@ def test_a_slow_sample_is_compared_when_it_is_ready(job: Start) -> None:
     values = [part.split()[-1] for batch in two["found"] for part in batch]
     assert set(values) == {"1]", "2]"} and values == sorted(values)
     assert len(two["told"]) == 1 and "__coprep_identity__" in two["told"][0]
+
+
+def test_samples_are_compared_again_now_and_then(job: Start) -> None:
+    """What a job changes later on, in what the identity does not show, is found within some 10,000 samples."""
+    changing = """
+        class D(Data):
+            def value(self, i): return self.hidden.option
+            def __len__(self): return 8000
+        data, EPOCHS = D(hidden=Hidden(option=1)), 8
+        class Loader(coprep.DataLoader):
+            def __init__(self, data, size, **options): super().__init__(data, 500, **options)
+            def __iter__(self):
+                if OPTION == 2 and self._loader is not None: data.hidden.option = 2
+                return super().__iter__()
+        coprep.DataLoader = Loader
+    """
+    first, second = job(changing, 1), job(changing, 2)
+    assert first.stream == second.stream
+    assert second.goes_on()["stream"] != first.stream
 
 
 def test_shadow_samples_can_be_turned_off(job: Start) -> None:
