@@ -53,6 +53,8 @@ def reducer_of(cls: Any) -> Reducer | None:
         return lambda lock: (identified, (object, "lock"))
     if issubclass(cls, logging.Handler):
         return lambda handler: (identified, (cls, "handler"))
+    if _is_of(cls, "lmdb", "Environment"):
+        return lambda environment: (identified, (cls, (environment.path(), environment.flags())))
     if issubclass(cls, weakref.ref):
         return lambda reference: (identified, (cls, reference()))
     if issubclass(cls, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):

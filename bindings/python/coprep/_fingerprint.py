@@ -34,7 +34,7 @@ DEPTH = 3
 """Levels of attributes and elements of what counts whole that get parts of their own."""
 ROUNDS = 8
 """Most times that objects are looked at until nothing else counts whole."""
-PARTS = 64
+PARTS = 256
 """Most parts for what is read. More are put together."""
 ELEMENTS = 16
 """Longest list or tuple whose elements get parts of their own."""

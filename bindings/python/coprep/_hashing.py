@@ -33,8 +33,8 @@ from coprep._memory import Mappings, address_of
 from coprep._modules import digest_of as _hash
 from coprep._names import MAINS, main_name
 from coprep._private import Private, path_to, reason_of, token_of, tokens_within
+from coprep._reach.memory import calls_python, is_followed_code, is_seeded
 from coprep._reach.memory import cell as contents
-from coprep._reach.memory import is_followed_code, is_seeded
 
 Handler = Callable[[Any], bytes | None]
 
@@ -51,6 +51,7 @@ _OF_LAUNCHERS = re.compile(
     r"XDG_SESSION|WINDOWID|VSCODE|PYTEST|KUBERNETES|JUPYTER|JPY)(_.*)?"
 )
 """Names of variables that launchers, shells and trackers set, and that differ between jobs which share."""
+_OF_PYTHON = "numpy.frompyfunc has made it of a function that it does not show"
 _SHARED = "memory that processes share: a write of one job would reach the samples of others"
 
 
@@ -232,6 +233,7 @@ class Hasher:
         yield types.BuiltinFunctionType, self._builtin
         yield (set, frozenset), self._set
         yield np.ndarray, self._array
+        yield np.ufunc, lambda obj: self.private(obj, _OF_PYTHON) if calls_python(obj) else None
         yield PurePath, self._pure_path
         yield (random.Random, np.random.RandomState), lambda obj: b"R" if is_seeded(obj) else None
         yield TypeVar, lambda obj: b"v" + self.plain((obj.__name__, obj.__bound__, obj.__constraints__))

@@ -111,7 +111,7 @@ class Patches:
             home = code.__globals__
             return home is not members and self._is_users(home.get("__name__"))
         if kind is functools.partial:
-            is_same = getattr(code.func, "__name__", None) == name and not _is_written(name, members)
+            is_same = getattr(code.func, "__name__", None) == name and not _is_written(code, name, members)
             return is_same or self._is_own(code.func, name, members)
         return _is_heap_class(code) and isinstance(code.__module__, str) and self._is_users(code.__module__)
 
@@ -126,10 +126,13 @@ def _is_accessor(value: Any) -> bool:
     return hasattr(type(value), "__get__") and hasattr(value, "__dict__")
 
 
-def _is_written(name: str, members: Mapping[str, Any]) -> bool:
-    """Returns whether a library itself assigns a partial function to a name."""
-    text = "".join(linecache.getlines(str(members.get("__file__"))))
-    return re.search(rf"^{name}\s*=\s*(functools\.)?partial\(", text, re.MULTILINE) is not None
+def _is_written(partial: Any, name: str, members: Mapping[str, Any]) -> bool:
+    """Returns whether a library itself assigns a partial function to a name, in this or another of its modules."""
+    library = str(members.get("__name__")).partition(".")[0]
+    modules = [module for path, module in list(sys.modules.items()) if path.partition(".")[0] == library]
+    files = {vars(module).get("__file__") for module in modules if vars(module).get(name) is partial}
+    pattern = re.compile(rf"^{name}\s*=\s*(functools\.)?partial\(", re.MULTILINE)
+    return any(pattern.search("".join(linecache.getlines(str(file)))) for file in files)
 
 
 def _top(cls: type) -> str:

@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coprep._fingerprint import Counted, fingerprint
+from coprep._fingerprint import PARTS, Counted, fingerprint
 from coprep._hashing import Hasher
 from coprep._modules import digest_of
+from coprep._patches import Patches
 from coprep._private import Private
 
 Parts = dict[str, str]
@@ -482,7 +483,7 @@ def test_number_of_parts_is_bounded() -> None:
         Config(1, [[[[0]] * 16] * 16] * 15 + [[[[0]] * 15 + [[1]]] * 16]),
     )
     names = own(fingerprint({"a": before, "b": before}))
-    assert 20 < len(names) <= 64
+    assert 20 < len(names) <= PARTS
     assert same_but(fingerprint({"a": before}), fingerprint({"a": after})) != []
     assert own(fingerprint({"x": [0] * 17})) == ["x"]
     assert here([0] * 17) != here([0] * 16)
@@ -800,3 +801,45 @@ def test_long_lists_are_hashed_by_columns() -> None:
     hasher = Hasher([])
     hasher.named("value", [("images/1.png", 1)] * n)
     assert hasher.strings == {"images/1.png"}
+
+
+def test_functions_that_were_compiled() -> None:
+    def parts(function: Any) -> tuple[list[Any], list[Private]]:
+        class Data:
+            def __len__(self) -> int:
+                return 2
+
+            def __getitem__(self, i: int) -> Any:
+                return function(np.full(3, i))
+
+        private: list[Private] = []
+        return Counted({"dataset": Data()}).parts(private), private
+
+    functions = [np.sin]
+    with contextlib.suppress(ImportError):
+        # Ufuncs of NumPy have a module, and those of others have none.
+        from scipy import special  # type: ignore[import-untyped]
+
+        functions.append(special.j1)
+    for function in functions:
+        found, private = parts(function)
+        assert private == [] and found == parts(function)[0]
+    _, private = parts(np.frompyfunc(lambda x: 2 * x, 1, 1))
+    assert "numpy.frompyfunc" in private[0].reason
+
+
+def test_partial_functions_that_libraries_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library may import such a function from another of its modules, and a program may replace it."""
+    package = tmp_path / "site-packages" / "some_library"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from some_library.shared import warn\n")
+    (package / "shared.py").write_text(
+        "import functools, warnings\nwarn = functools.partial(warnings.warn, stacklevel=2)\n"
+    )
+    monkeypatch.syspath_prepend(str(package.parent))
+    import some_library  # type: ignore[import-not-found]
+
+    patches = Patches(lambda module: module == __name__)
+    assert patches.of(["some_library", "some_library.shared"]) == {}
+    some_library.warn = functools.partial(some_library.warn.func, stacklevel=3)
+    assert list(Patches(lambda module: module == __name__).of(["some_library"])) == ["some_library.warn"]

@@ -116,8 +116,9 @@ class Calls:
         inner_code = memory.wrapped(obj) if memory.library_of(obj) == "functools" else None
         if memory.is_followed_code(inner_code):
             return self.function(inner_code, arguments, named, star)
-        if memory.is_compiled(obj) and not is_users(obj.__module__):
-            self._run.note(obj.__module__)
+        module = getattr(obj, "__module__", None)
+        if memory.is_compiled(obj) and not is_users(module):
+            self._run.note(module)
         else:
             self._run.whole.escape(function.bit, "called, and not code of yours")
         return self._run.whole.escape_arguments(arguments, named, star, why)

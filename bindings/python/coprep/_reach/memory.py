@@ -192,7 +192,12 @@ def calls_forward(obj: Any) -> bool:
 
 def is_compiled(function: Any) -> bool:
     """Returns whether a function was compiled by other means than Python's own functions."""
-    return type(function).__name__ in _COMPILED
+    return type(function).__name__ in _COMPILED and not calls_python(function)
+
+
+def calls_python(function: Any) -> bool:
+    """Returns whether a function is a ufunc that `numpy.frompyfunc` made: it takes objects only."""
+    return is_a(function, np.ufunc) and all(set(types) <= set("O->") for types in function.types)
 
 
 def is_users_class(cls: Any) -> bool:
