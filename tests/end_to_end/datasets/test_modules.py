@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coprep._fingerprint import Counted, fingerprint
+from coprep._fingerprint import PARTS, Counted, fingerprint
 from coprep._modules import is_users, sources_of
 from coprep._usercode import UserCode
 
@@ -264,7 +264,7 @@ def test_classes_of_modules_that_cannot_be_found_count_by_their_structure(projec
 
 
 def test_many_globals_become_one_part_for_each_module(project: Path) -> None:
-    for i in range(100):
+    for i in range(PARTS):
         setattr(module("project_config"), f"N{i}", i)
     before = parts("reads_all")
     assert "project_config" in before

@@ -12,7 +12,7 @@ import ast
 import sys
 import types
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from coprep._names import MAINS, main_name
@@ -79,19 +79,28 @@ class Evaluation:
         Raises:
             Bounds: that is too much.
         """
-        for _ in range(ROUNDS):
+        for number in range(ROUNDS):
             self.is_changed = False
             start()
-            for frame in list(self.frames.values()):
-                self.frame = frame
-                if isinstance(frame.node, ast.Lambda):
-                    self.syntax.give_back(frame, self.syntax.value(frame.node.body, frame))
-                else:
-                    self.syntax.block(frame.node.body, frame)
-            self.frame = None
+            known = list(self.frames.values())
+            # Arguments go from callers to the functions that they call, and results the other way.
+            self._evaluate(known if number % 2 == 0 else reversed(known))
+            while len(known) < len(self.frames):
+                new = list(self.frames.values())[len(known) :]
+                known += new
+                self._evaluate(new)
             if not self.is_changed:
                 return
         raise Bounds("the code that makes samples is too intricate")
+
+    def _evaluate(self, frames: Iterable[Frame]) -> None:
+        for frame in frames:
+            self.frame = frame
+            if isinstance(frame.node, ast.Lambda):
+                self.syntax.give_back(frame, self.syntax.value(frame.node.body, frame))
+            else:
+                self.syntax.block(frame.node.body, frame)
+        self.frame = None
 
     def count(self, path: str, how: str, value: Any, again: Again, why: str = "", first: str = "") -> None:
         """Counts a member, once. Members of different objects may have one path, and get numbers.

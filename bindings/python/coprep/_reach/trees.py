@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 import sys
 import weakref
 from collections import defaultdict
@@ -71,6 +72,10 @@ def positional(tree: Function) -> list[ast.arg]:
     return tree.args.posonlyargs + tree.args.args
 
 
+_PRIVATE_NAME = re.compile(r"\b__\w+(?<!__)\b")
+"""A name that begins with two underscores and does not end with two."""
+
+
 def _file(name: str) -> _File:
     linecache.checkcache(name)
     text = "".join(linecache.getlines(name))
@@ -91,7 +96,8 @@ def _parse(name: str, text: str, version: tuple[float | None, int]) -> _File:
         codes = [compile(tree, name, "exec", dont_inherit=True)]
     except (SyntaxError, ValueError, RecursionError):
         return file
-    _mangle(tree, None)
+    if _PRIVATE_NAME.search(text):
+        _mangle(tree, None)
     for node in ast.walk(tree):
         if isinstance(node, Function):
             decorators = getattr(node, "decorator_list", [])
