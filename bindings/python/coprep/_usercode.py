@@ -111,6 +111,8 @@ class UserCode:
             found = self._of_fold(self.fold)
             if found is not None:
                 return found
+            # It is not tried again, since finding what counts takes a while.
+            self._fold_of = lambda _: None
         self.fold, self.program, self._counted = None, self._given, self._dataset
         return self._identity()
 
