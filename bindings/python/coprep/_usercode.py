@@ -100,6 +100,8 @@ class UserCode:
 
     def local(self) -> Program:
         """Returns the program with the dataset itself in place of its factory's name."""
+        if not isinstance(self.program.dataset, str):
+            return self.program
         if self._loaded is None:
             self._loaded = self.program.loaded()
         return self._loaded

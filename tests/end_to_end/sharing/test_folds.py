@@ -257,9 +257,10 @@ def test_folds_are_prepared_once() -> None:
         loader.close()
 
 
-def test_a_part_that_changes_between_passes_is_followed() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_part_that_changes_between_passes_is_followed(workers: int) -> None:
     part = Subset(Numbers(), [1, 2, 3])
-    with coprep.DataLoader(part, 2, num_workers=1) as loader:
+    with coprep.DataLoader(part, 2, num_workers=workers) as loader:
         assert numbers(loader) == [1, 2, 3]
         part.indices = [2, 5, 9, 11]
         assert (numbers(loader), len(loader)) == ([2, 5, 9, 11], 2)
