@@ -301,6 +301,88 @@ MEMORIES = {
             def value(self, i): return i
         data = D(lr=OPTION, hidden=Hidden(lr=OPTION))
     """,
+    "a cached property": """
+        class D(Data):
+            @functools.cached_property
+            def table(self): return list(range(64))
+            def value(self, i): return self.table[i]
+        data = D()
+    """,
+    "a counter of the class": """
+        class D(Data):
+            calls = Hidden(count=0)
+            def value(self, i):
+                type(self).calls.count += 1
+                return self.calls.count
+        data = D()
+    """,
+    "a number that counts": """
+        NUMBERS = Hidden(count=itertools.count())
+        class D(Data):
+            def value(self, i): return next(NUMBERS.count)
+        data = D()
+    """,
+    "values of a thread": """
+        class D(Data):
+            def value(self, i):
+                if not hasattr(LOCAL, "kept"): LOCAL.kept = 7
+                return LOCAL.kept
+        LOCAL = threading.local()
+        data = D()
+    """,
+    "the last few samples": """
+        class D(Data):
+            def value(self, i):
+                self.hidden.last = [*self.hidden.last[-3:], i]
+                return len(self.hidden.last)
+        data = D(hidden=Hidden(last=[]))
+    """,
+    "a database opened when it is first needed": """
+        import sqlite3
+        class D(Data):
+            def value(self, i):
+                if self.hidden.connection is None:
+                    self.hidden.connection = sqlite3.connect(":memory:")
+                return self.hidden.connection.execute("select 3").fetchone()[0]
+        data = D(hidden=Hidden(connection=None))
+    """,
+    "a mapped file": """
+        np.arange(64).tofile("mapped")
+        class D(Data):
+            def value(self, i):
+                if self.hidden.array is None:
+                    self.hidden.array = np.memmap("mapped", np.int64, "r")
+                return self.hidden.array[i]
+        data = D(hidden=Hidden(array=None))
+    """,
+    "random bytes of the system": """
+        class D(Data):
+            def value(self, i): return int.from_bytes(os.urandom(4), "little")
+        data = D()
+    """,
+    "files that it writes": """
+        class D(Data):
+            def value(self, i):
+                with open(f"written{os.getpid()}", "a") as file:
+                    file.write("x")
+                    return file.tell()
+        data = D()
+    """,
+    "the order of requests": """
+        class D(Data):
+            def value(self, i):
+                before, self.hidden.before = self.hidden.before, i
+                return before
+        data = D(hidden=Hidden(before=-1))
+    """,
+    "a buffer that is used again": """
+        class D(Data):
+            def __getitem__(self, i):
+                self.hidden.buffer[:] = i
+                return self.hidden.buffer
+        data = D(hidden=Hidden(buffer=np.zeros(3)))
+        if OPTION == 2: data[1]
+    """,
     "a transform that remembers": """
         class T:
             def __init__(self): self.hidden = Hidden(last=None)
