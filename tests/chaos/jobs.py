@@ -258,6 +258,8 @@ class Training:
         options = options_of(self.plan, self.part, self.room)
         # A job that shares nothing would test nothing.
         warnings.simplefilter("error", coprep.UnsharedWarning)
+        # Another job may have another dataset of the same class and length. But equal datasets make equal samples.
+        warnings.filterwarnings("ignore", r"not shared with [^:]*: (?!sample )", coprep.UnsharedWarning)
         loader = coprep.DataLoader(dataset, **options)
         if self.job.draws:
             draw_with_replacement(loader, self.job, self.data.samples)
