@@ -56,7 +56,7 @@ def fingerprint(named: Mapping[str, Any], private: list[Private] | None = None) 
 
 
 class Counted:
-    """What counts of objects. It is found once, and anew after something that was followed has been replaced.
+    """Finds what counts of objects: once, and anew after something that was followed has been replaced.
 
     Args:
         named: the objects by name.
@@ -67,7 +67,7 @@ class Counted:
         self.named = named
         self._of_workers = named.get("dataset", dataset)
         self.uses_directory = False
-        """Whether the objects, or the code that they reach, hold a relative path that leads to something."""
+        """``True`` if the objects, or the code that they reach, hold a relative path that leads to something."""
         self._known: _Known | None = None
 
     def parts(self, private: list[Private]) -> list[Part]:
@@ -94,12 +94,12 @@ class Counted:
 
     @property
     def may_read_worker_info(self) -> bool:
-        """Whether the objects may look at the dataset in ``torch.utils.data.get_worker_info()``."""
+        """Returns whether the objects may look at the dataset in ``torch.utils.data.get_worker_info()``."""
         return self.run is None or self.run.reads_worker_info
 
     @property
     def run(self) -> Evaluation | None:
-        """What was found, or ``None`` if all that the job has defined counts, since it was too much to look at."""
+        """Returns what was found, or ``None`` if all that the job has defined counts, since it was too much."""
         return None if self._known is None else self._known.run
 
     def told(self) -> Described:
@@ -108,7 +108,7 @@ class Counted:
 
 
 class _Known:
-    """What was found to count."""
+    """The members that count, as they were found."""
 
     def __init__(self, run: Evaluation, whole: Mapping[str, Any]) -> None:
         self.run = run
@@ -117,7 +117,7 @@ class _Known:
         self._contents: dict[str, bytes] = {}
         """Digests of objects that were followed although they count whole."""
         self.missing: dict[str, Any] = {}
-        """What has to count whole beside that, after :meth:`parts`."""
+        """Objects that have to count whole beside that, after :meth:`parts`."""
 
     def parts_now(self, private: list[Private]) -> list[Part] | None:
         """Returns the present identity, or ``None`` if other code may be reached than when this was found."""

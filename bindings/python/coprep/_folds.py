@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from coprep._arguments import is_iterable_dataset
+
 Ids = npt.NDArray[np.int64]
 MOST_SAMPLES = 2**32
 """Ids have 32 bits."""
@@ -24,7 +26,7 @@ class Fold(NamedTuple):
     order: Ids
     """The positions, by ascending id."""
     as_index: Callable[[int], Any]
-    """Makes of an id the index that the dataset gets from PyTorch."""
+    """Function that makes the index, as the dataset gets it from PyTorch, of an id."""
 
     @property
     def subset(self) -> bytes:
@@ -177,8 +179,7 @@ def _are_in_range(ids: Ids, samples: int) -> bool:
 
 def _length(dataset: Any) -> int | None:
     """Returns the number of samples of a map-style dataset, or ``None`` if it is none or has no length."""
-    data: Any = sys.modules["torch.utils.data"]
-    if isinstance(dataset, (str, data.IterableDataset)) or not hasattr(dataset, "__getitem__"):
+    if isinstance(dataset, str) or is_iterable_dataset(dataset) or not hasattr(dataset, "__getitem__"):
         return None
     try:
         return len(dataset)

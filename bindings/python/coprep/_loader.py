@@ -735,7 +735,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the job's position after its last batch: epoch, ids given in it, seed. Can be written as JSON.
 
-        Of a ``torch.utils.data.Subset`` the state may hold the ids of the dataset that it is a part of, and says so.
+        The state of a ``torch.utils.data.Subset`` may hold ids of the dataset that it is a part of. Then it says so.
 
         Where samples are drawn with replacement, the state holds the numbers of the draws instead of ids, and
         ``draws``, which stands for their weights and their number. With a sampler of your own in a cohort it holds the

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 STATE_VERSION = 2
 """Version of the states that this loader takes. Version 1 has bytes where version 2 has text; both can be loaded."""
 _OF_DATASET = "dataset"
-"""Says in a state that its ids are of the dataset that the loader had a part of. Otherwise they are positions there."""
+"""The numbering of a state whose ids are of the dataset that the loader had a part of, and not positions there."""
 EMPTY_SET = b"\x3a\x30\x00\x00\x00\x00\x00\x00"
 """The empty set as a Roaring bitmap, in its portable format."""
 

@@ -127,7 +127,7 @@ APART: dict[str, Callable[[], Any]] = {
     "integers of two types": lambda: Subset(Numbers(), [0, *array(2, 3)]),
     "a nested negative id": lambda: Subset(Subset(Numbers(), [4, 5, 6]), [-3, -1]),
     "a nested repeat": lambda: Subset(Subset(Numbers(), [4, 4, 6]), [0, 1]),
-    "an id beyond 64 bits": lambda: Subset(Numbers(), [0, 2**70 % 11, -(2**3)]),
+    "a negative id among others": lambda: Subset(Numbers(), [0, 4, -8]),
     "a class of one's own": lambda: Derived(Numbers(), [1, 2]),
     "a method of its own": lambda: with_method(Subset(Numbers(), [1, 2])),
     "code that looks at the worker's dataset": lambda: Subset(Told(), [1, 2, 3]),

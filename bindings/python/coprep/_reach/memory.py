@@ -62,7 +62,7 @@ class Read(NamedTuple):
     """The line that reads it, such as ``data.py:41 (augment)``."""
     again: Again
     about: tuple[Any, str]
-    """What :func:`about` gave, and the path at which it was met first."""
+    """The result of :func:`about`, and the path at which it was met first."""
     why: str = ""
     """Why all of it counts, if something else than a single member does."""
 
