@@ -55,26 +55,20 @@ impl Comparison {
     }
 
     fn find(&self, joining: &ForkServer, ids: &[u32]) -> Result<Option<u32>> {
-        let differing = |sides: &Sides| {
-            let pairs = sides.stream.iter().zip(&sides.joining);
-            let differs = pairs.map(|(a, b)| a.is_some() && b.is_some() && a != b);
-            differs.collect::<Vec<_>>()
-        };
+        let differs =
+            |(stream, joining): &Both| stream.is_some() && joining.is_some() && stream != joining;
         let first = self.make(joining, ids, 1)?;
-        if !differing(&first).contains(&true) {
+        if !first.iter().any(differs) {
             return Ok(None);
         }
         let again = self.make(joining, ids, AGAIN)?;
-        let is_settled =
-            |n: usize| first.stream[n] == again.stream[n] && first.joining[n] == again.joining[n];
-        let both = differing(&first).into_iter().zip(differing(&again));
-        let differs =
-            |(n, (first, again)): (usize, _)| (first && again && is_settled(n)).then_some(ids[n]);
-        Ok(both.enumerate().find_map(differs))
+        let mut makes = ids.iter().zip(first.iter().zip(&again));
+        let found = makes.find(|(_, (first, again))| differs(first) && first == again);
+        Ok(found.map(|(&id, _)| id))
     }
 
     /// Makes samples on both sides, by a new worker each.
-    fn make(&self, joining: &ForkServer, ids: &[u32], times: u8) -> Result<Sides> {
+    fn make(&self, joining: &ForkServer, ids: &[u32], times: u8) -> Result<Vec<Both>> {
         let end = Instant::now() + self.timeout;
         let request = code::remake(self.seed, ids, times);
         let start = |server| Inspector::start(server, (0, self.workers), Some(self.seed), &request);
@@ -89,15 +83,10 @@ impl Comparison {
                 other => Err(code_failed(format!("a worker said {other:?}"))),
             }
         };
-        Ok(Sides {
-            stream: digests(&mut stream)?,
-            joining: digests(&mut joining)?,
-        })
+        let (stream, joining) = (digests(&mut stream)?, digests(&mut joining)?);
+        Ok(stream.into_iter().zip(joining).collect())
     }
 }
 
-/// Digests of samples as both sides make them.
-struct Sides {
-    stream: Vec<Option<String>>,
-    joining: Vec<Option<String>>,
-}
+/// Digests of a sample, as the stream and the joining job make it.
+type Both = (Option<String>, Option<String>);
