@@ -49,7 +49,7 @@ def what_counts(
     Of a ``torch.utils.data.Subset`` it is what counts of the dataset that it is a part of.
 
     Args:
-        dataset, transform, worker_init_fn: as for :class:`coprep.DataLoader`.
+        dataset, transform, worker_init_fn: as for :class:`DataLoader`.
     """
     fold = fold_of(dataset, is_shuffled=True)
     dataset = dataset if fold is None else fold.dataset

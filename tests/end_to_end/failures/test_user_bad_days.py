@@ -119,6 +119,18 @@ def test_an_exception_is_raised_as_it_was() -> None:
         assert loader.stats()["errors"] == 2
 
 
+@pytest.mark.parametrize("bad", [1, 7])
+def test_every_pass_that_an_exception_ends_begins_anew(bad: int) -> None:
+    with coprep.DataLoader(ud.Faulty(N, [bad], ud.fail), 4, **NUMPY) as loader:
+        for _ in range(3):
+            taken: list[int] = []
+            with pytest.raises(ud.Broken):
+                for batch in loader:
+                    taken += batch[-1].tolist()
+            assert taken == list(range(bad // 4 * 4))
+        assert loader.stats()["errors"] == 3
+
+
 def test_of_several_in_a_batch_the_first_is_raised_first_whoever_was_quicker() -> None:
     data = ud.Faulty(N, [8, 9, 10, 13], ud.fail, pause=0.002, slow={8: 0.3, 9: 0.1})
     with coprep.DataLoader(data, 4, **{**NUMPY, "num_workers": 4}) as loader:

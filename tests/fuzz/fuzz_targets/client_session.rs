@@ -463,6 +463,7 @@ fn attached(fields: &[Field], slots: u32, buffers: u32) -> Attached {
         epoch: 0,
         structure: Vec::new(),
         notes: Vec::new(),
+        unshared: Vec::new(),
         token: 0,
     }
 }

@@ -210,6 +210,7 @@ fn attached() -> Attached {
         epoch: 1,
         structure: vec![1, 2, 3],
         notes: vec!["a warmed cache".into()],
+        unshared: vec!["another stream differs in a part".into()],
         token: 1 << 100,
     }
 }

@@ -85,8 +85,10 @@ impl Position {
         self.phase != Phase::Before
     }
 
+    /// Returns `true` if the epoch is being iterated, and the user has got nothing of it since it began: no batch and no
+    /// error.
     pub(super) fn is_untouched(&self) -> bool {
-        self.phase == Phase::Untouched
+        self.phase == Phase::Untouched && self.failed.is_empty()
     }
 
     pub(super) fn is_complete(&self) -> bool {
@@ -417,6 +419,18 @@ mod tests {
         assert!(!position.fail(9), "the user has heard of it");
         position.give(&[2], false).unwrap();
         assert_eq!(presents(&position), within(0, 4, 2));
+    }
+
+    #[test]
+    fn an_epoch_that_the_user_has_an_error_of_is_not_untouched() {
+        let mut position = Position::new(None, 1).unwrap();
+        position.begin();
+        assert!(position.is_untouched());
+        assert!(position.fail(3));
+        assert!(!position.is_untouched());
+        position.jump(1);
+        position.begin();
+        assert!(position.is_untouched(), "the error was of another epoch");
     }
 
     #[test]
