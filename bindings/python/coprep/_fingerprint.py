@@ -7,6 +7,8 @@ replaced in them.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import sys
 import warnings
@@ -75,7 +77,8 @@ class Counted:
         try:
             known, parts = self._known, None if self._known is None else self._known.parts_now(private)
             if known is None or parts is None:
-                known, parts = _found(self.named, self._of_workers, private)
+                with _young_collected():
+                    known, parts = _found(self.named, self._of_workers, private)
             self._known, self.uses_directory = known, known.uses_directory
             return parts
         except MemoryError:
@@ -152,6 +155,20 @@ class _Known:
         parts += [*files.parts, *parts_of(hasher.modules), *switched]
         self.uses_directory = _lead_somewhere(hasher, run.strings)
         return _unique(parts)
+
+
+@contextlib.contextmanager
+def _young_collected() -> Iterator[None]:
+    """Lets the garbage collector pass over older objects: many new ones, such as syntax trees, call it often."""
+    if gc.get_freeze_count():
+        # The program's own frozen objects would be thawed with the others.
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _found(named: Mapping[str, Any], dataset: Any, private: list[Private]) -> tuple[_Known, list[Part]]:

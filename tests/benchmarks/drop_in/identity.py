@@ -12,7 +12,7 @@ from tests.benchmarks.drop_in.running import job_that_says
 NAME = "identity"
 FILES = 300
 QUICK_FILES = 60
-FIRST_S, LATER_S = 0.3, 0.005
+FIRST_S, LATER_S = 0.5, 0.005
 
 MODULE = '''
 """Part {number} of a package that was written by a program."""
