@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -59,7 +60,8 @@ def column_digest(values: Sequence[Any]) -> bytes | None:
         widths = set(map(len, values))
         if len(widths) != 1 or not 0 < max(widths) <= _WIDEST:
             return None
-        columns = list(map(column_digest, zip(*values, strict=True)))
+        width, flat = widths.pop(), list(itertools.chain.from_iterable(values))
+        columns = [column_digest(flat[first::width]) for first in range(width)]
         return None if None in columns else _hash(b"tuple", *(column for column in columns if column is not None))
     else:
         return None

@@ -41,6 +41,19 @@ def start_method(context: Any) -> str:
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
+def check_may_spawn() -> None:
+    """Checks that this process may start another one in a new interpreter, as ``multiprocessing`` does.
+
+    Raises:
+        RuntimeError: it is such a process itself and still imports the main script, which lacks
+            ``if __name__ == "__main__":``.
+    """
+    from multiprocessing import spawn
+
+    check: Any = vars(spawn)["_check_not_importing_main"]
+    check()
+
+
 class JobCode:
     """The code of a job, as the native loader uses it.
 

@@ -17,7 +17,7 @@ from coprep._modules import parts_of, remember_files, sources_of
 from coprep._names import MAINS
 from coprep._private import Private
 from coprep._program import Program
-from coprep._servers import start_method
+from coprep._servers import check_may_spawn, start_method
 from coprep._told import NOTHING, Told
 
 Part = tuple[str, bytes]
@@ -133,7 +133,10 @@ class UserCode:
         private: list[Private] = []
         rest = [("collation", _digest(f"{whole}, {batched}"))]
         if not self._in_job:
-            rest.append(("start method", _digest(start_method(self._context))))
+            method = start_method(self._context)
+            if method != "fork":
+                check_may_spawn()
+            rest.append(("start method", _digest(method)))
         if init is not None:
             # What it does counts by its parts. Whether there is one has a name of its own.
             rest.append(("worker_init_fn", _digest(getattr(init, "__qualname__", type(init).__qualname__))))

@@ -125,7 +125,8 @@ class _Worker:
         self._link = WorkerLink(start.socket.fileno(), start.task_table, 0 if layout is None else layout.seed)
         self._program = program
         self._fetch, self._transform = program.fetch(), program.transform
-        self._seed = 0 if layout is None else layout.seed
+        seed = start.seed if layout is None else layout.seed
+        self._seed = 0 if seed is None else seed
         # The one worker of an iterable dataset iterates it for all jobs.
         self._reader = Reader(program.dataset, self._seed) if isinstance(program.dataset, Batches) else None
         self._scratch = [_Scratch(descriptor) for descriptor in start.scratch]
@@ -134,8 +135,6 @@ class _Worker:
             self._views = _views(layout, self._structure)
             self._blobs = _blobs(layout, self._structure)
             self._memory = memoryview(layout.memory)
-        # Without a layout the worker starts before there is a stream.
-        seed = start.seed if layout is None else layout.seed
         worker_seed = (_NO_SEED if seed is None else seed + start.number) & INT64
         _prepare_torch(start.number, start.workers, worker_seed, program.dataset)
         self._broken: Exception | None = None
@@ -293,11 +292,10 @@ class _Worker:
     # Making samples only to be compared.
 
     def _remake(self, message: bytes) -> dict[str, Any]:
-        times, (seed,) = message[1], struct.unpack_from("<Q", message, 2)
-        ids = [sample for (sample,) in struct.iter_unpack("<I", message[10:])]
-        return {"digests": [self._digest(seed, sample, times) for sample in ids]}
+        times, ids = message[1], [sample for (sample,) in struct.iter_unpack("<I", message[2:])]
+        return {"digests": [self._digest(sample, times) for sample in ids]}
 
-    def _digest(self, seed: int, sample: int, times: int) -> str | None:
+    def _digest(self, sample: int, times: int) -> str | None:
         """Returns a digest of a sample, or ``None`` if it cannot be compared, or is another each time."""
         from coprep._hashing import Hasher
 
@@ -305,7 +303,7 @@ class _Worker:
         for _ in range(times):
             private: list[Any] = []
             try:
-                value = self._program.sample(seed, sample, 0)
+                value = self._program.sample(self._seed, sample, 0)
                 found.add(Hasher(private).named("sample", _without_order(value)).hex())
             except Exception:
                 return None

@@ -213,3 +213,28 @@ def test_a_job_starts_one_interpreter_for_its_loaders(socket_path: Path, tmp_pat
     assert done.returncode == 0, done.stderr
     # The second one has the environment as it is then. It is killed, and the third one takes its place.
     assert done.stdout.splitlines() == ["True True", "1 2 2"]
+
+
+UNGUARDED = """
+import sys
+import coprep
+
+class Data:
+    def __len__(self): return 8
+    def __getitem__(self, i): return i
+
+for batch in coprep.DataLoader(Data(), 4, num_workers=1, framework="numpy", multiprocessing_context=sys.argv[1]):
+    print(batch.tolist(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_script_that_does_not_guard_its_main_part_gets_the_error_of_multiprocessing(
+    socket_path: Path, tmp_path: Path, method: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    done = subprocess.run([sys.executable, script, method], capture_output=True, text=True, timeout=WAIT)
+    assert done.returncode == 1 and done.stdout == ""
+    assert "if __name__ == '__main__':" in done.stderr
+    assert "coprep.CoprepError: the process that runs the dataset's code came to its end" in done.stderr

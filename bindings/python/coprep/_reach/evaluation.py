@@ -41,6 +41,8 @@ class Evaluation:
         self.reads_worker_info = False
         self.reads: dict[tuple[str, str], Read] = {}
         self._counted: set[tuple[Any, ...]] = set()
+        self._plain: dict[int, Any] = {}
+        """Objects that hold nothing to follow, by their id. To find this out takes long for a list of all paths."""
         self._paths: Counter[tuple[str, str]] = Counter()
         self.followed: set[str] = set()
         """Paths of objects that count whole and hold something to follow."""
@@ -168,7 +170,8 @@ class Evaluation:
         if issubclass(kind, types.ModuleType):
             self.note(obj.__name__)
             return self.live(obj, main_name(obj.__name__))
-        if memory.is_plain(obj):
+        if id(obj) in self._plain or memory.is_plain(obj):
+            self._plain[id(obj)] = obj
             self.count(path, "content", obj, again)
             return UNKNOWN
         live = self._live(obj, path)

@@ -265,7 +265,9 @@ def _are_plain(elements: Iterable[Any], level: int) -> bool:
         return True
     if kinds <= {list, tuple} | SCALARS | {str}:
         # Such as a list of pairs. This takes a tenth of the time of a call for each.
-        nested = (element for element in elements if type(element) in (list, tuple))
+        nested = elements
+        if not kinds <= {list, tuple}:
+            nested = (element for element in elements if type(element) in (list, tuple))
         if set(map(type, itertools.chain.from_iterable(nested))) <= SCALARS | {str}:
             return True
     return all(is_plain(element, level + 1) for element in elements)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 OBJECTS = 500_000
 """Most objects that count whole and are looked at one by one."""
-_OF_CREATION = frozenset(("__init__", "__new__", "__post_init__", "__init_subclass__"))
-"""Methods that have run for an object in memory."""
+_OF_CREATION = frozenset(("__init__", "__new__", "__post_init__", "__init_subclass__", "__annotate_func__"))
+"""Methods that have run for an object in memory, or tell annotations."""
 _KNOWN = (types.FunctionType, property, staticmethod, classmethod, functools.cached_property)
 """Types of members of classes whose functions are called."""
 

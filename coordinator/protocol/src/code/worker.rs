@@ -163,13 +163,13 @@ pub fn probe(ids: &[u32], enough: u8, split: bool, may_look_at_more: bool) -> Ve
     bytes
 }
 
-/// Returns a request to make samples only to be compared, by the random numbers of a stream of this seed.
+/// Returns a request to make samples only to be compared, by the random numbers of the seed that the worker was started
+/// with.
 ///
 /// `times`: number of times to make each of them.
 #[must_use]
-pub fn remake(seed: u64, ids: &[u32], times: u8) -> Vec<u8> {
+pub fn remake(ids: &[u32], times: u8) -> Vec<u8> {
     let mut bytes = vec![b'C', times];
-    bytes.extend(seed.to_le_bytes());
     ids.iter().for_each(|id| bytes.extend(id.to_le_bytes()));
     bytes
 }
@@ -342,7 +342,7 @@ mod tests {
         assert_eq!(told(request.as_bytes()), Ok(WorkerCommand::Make(3, all)));
         assert_eq!(told(&slot(5, 6)), Ok(WorkerCommand::Slot(5, 6)));
         assert_eq!(told(&probe(&[1], 1, false, true)), Ok(WorkerCommand::Other));
-        assert_eq!(told(&remake(7, &[1], 2)), Ok(WorkerCommand::Other));
+        assert_eq!(told(&remake(&[1], 2)), Ok(WorkerCommand::Other));
         for at in [Some(0), Some(1 << 40), None] {
             assert_eq!(told(&room(at)), Ok(WorkerCommand::Room(at)));
         }

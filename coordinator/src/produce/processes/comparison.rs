@@ -70,7 +70,7 @@ impl Comparison {
     /// Makes samples on both sides, by a new worker each.
     fn make(&self, joining: &ForkServer, ids: &[u32], times: u8) -> Result<Vec<Both>> {
         let end = Instant::now() + self.timeout;
-        let request = code::remake(self.seed, ids, times);
+        let request = code::remake(ids, times);
         let start = |server| Inspector::start(server, (0, self.workers), Some(self.seed), &request);
         let (mut stream, mut joining) = (start(&self.stream)?, start(joining)?);
         let digests = |worker: &mut Inspector<'_>| {
