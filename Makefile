@@ -66,8 +66,8 @@ $(VENV)/.torch: $(VENV)/.base
 $(VENV)/.examples: $(VENV)/.torch Makefile
 	@echo "installing what the examples use: Optuna, Ray Tune, Lightning, Transformers (about 0.8 GB; once)"
 	@$(INSTALL_PACKAGES) $(VENV) optuna "ray[tune]" lightning transformers accelerate
-	@echo "installing libraries whose objects tests compare between processes: MONAI, kornia, xarray, OmegaConf, yacs, datasets (0.1 GB; once)"
-	@$(INSTALL_PACKAGES) $(VENV) monai kornia xarray omegaconf yacs datasets
+	@echo "installing libraries whose objects tests compare between processes: MONAI, kornia, xarray, OmegaConf, yacs, datasets, Cython (0.1 GB; once)"
+	@$(INSTALL_PACKAGES) $(VENV) monai kornia xarray omegaconf yacs datasets cython
 	@touch $@
 
 # Makes an environment that finds in the first one whatever it does not have itself, such as PyTorch. Packages are

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,12 @@ from coprep._modules import digest_of as _hash
 _BETWEEN = "\0"
 """Character between texts that are hashed together."""
 _WIDEST = 8
-"""Most elements of tuples that are hashed by columns."""
+"""Most elements of tuples and lists that are hashed by columns."""
+_NESTED, _KINDS = 6, 8
+"""Most levels, and most types of values at one place, of what is hashed by columns."""
+MOST_ELEMENTS = 20_000_000
+"""Most elements at one level of lists within lists. A list that holds itself would have any number."""
+Column = Callable[[Sequence[Any], int], bytes | None]
 _CHUNK = 4 << 20
 """Bytes of an array that are hashed at a time, about."""
 
@@ -41,31 +46,85 @@ def _bytes_digest(array: npt.NDArray[Any], chunk: int) -> bytes:
     return content_digest(address_of(array), array.nbytes, chunk)
 
 
-def column_digest(values: Sequence[Any]) -> bytes | None:
-    """Returns the digest of texts or numbers of one type, or of tuples of them. ``None`` if they are anything else."""
-    kinds = set(map(type, values))
-    kind = kinds.pop() if len(kinds) == 1 else None
-    array: npt.NDArray[Any]
-    if kind is str:
-        text = _BETWEEN.join(values)
-        if text.count(_BETWEEN) != len(values) - 1:
-            return None
-        array = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
-    elif kind is int or kind is float:
+def column_digest(values: Sequence[Any], level: int = 0) -> bytes | None:
+    """Returns the digest of texts and numbers, and of lists, tuples and dicts of them; ``None`` for anything else.
+
+    Values at the same place of each element are hashed together, which takes a tenth of the time of pickling them.
+    """
+    kinds = sorted(set(map(type, values)), key=_name)
+    if level > _NESTED or len(kinds) > _KINDS:
+        return None
+    if len(kinds) != 1:
+        numbers = {kind: number for number, kind in enumerate(kinds)}
+        which = np.fromiter(map(numbers.__getitem__, map(type, values)), np.uint8, len(values))
+        parts = [column_digest([value for value in values if type(value) is kind], level) for kind in kinds]
+        return None if None in parts else _hash(b"mixed", array_digest(which), *filter(None, parts))
+    (kind,) = kinds
+    of_kind = COLUMNS.get(kind)
+    digest = None if of_kind is None else of_kind(values, level)
+    return None if digest is None else _hash(kind.__name__.encode(), b"%d" % len(values), digest)
+
+
+def _name(kind: type) -> str:
+    return kind.__name__
+
+
+def _texts(values: Sequence[Any], _: int) -> bytes | None:
+    text = _BETWEEN.join(values)
+    if text.count(_BETWEEN) != len(values) - 1:
+        return None
+    return array_digest(np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8))
+
+
+def _numbers(dtype: Any) -> Column:
+    def digest(values: Sequence[Any], _: int) -> bytes | None:
         try:
-            array = np.fromiter(values, np.int64 if kind is int else np.float64, len(values))
+            return array_digest(np.fromiter(values, dtype, len(values)))
         except OverflowError:
             return None
-    elif kind is tuple:
-        widths = set(map(len, values))
-        if len(widths) != 1 or not 0 < max(widths) <= _WIDEST:
-            return None
-        width, flat = widths.pop(), list(itertools.chain.from_iterable(values))
-        columns = [column_digest(flat[first::width]) for first in range(width)]
-        return None if None in columns else _hash(b"tuple", *(column for column in columns if column is not None))
-    else:
+
+    return digest
+
+
+def _elements(values: Sequence[Any], level: int) -> bytes | None:
+    widths = set(map(len, values))
+    if sum(map(len, values)) > MOST_ELEMENTS:
         return None
-    return _hash(kind.__name__.encode(), b"%d" % len(values), array_digest(array))
+    flat = list(itertools.chain.from_iterable(values))
+    if len(widths) > 1 or max(widths) > _WIDEST:
+        lengths = array_digest(np.fromiter(map(len, values), np.int64, len(values)))
+        digest = column_digest(flat, level + 1)
+        return None if digest is None else _hash(lengths, digest)
+    (width,) = widths
+    return _together([column_digest(flat[first::width], level + 1) for first in range(width)])
+
+
+def _entries(values: Sequence[Any], level: int) -> bytes | None:
+    names = set(map(tuple, values))
+    if len(names) > 1:
+        return None
+    (keys,) = names
+    if len(keys) * len(values) > MOST_ELEMENTS:
+        return None
+    flat = list(itertools.chain.from_iterable(map(dict.values, values)))
+    columns = [column_digest(flat[first :: len(keys)], level + 1) for first in range(len(keys))]
+    return _together([column_digest(keys, level + 1), *columns])
+
+
+def _together(columns: list[bytes | None]) -> bytes | None:
+    return None if None in columns else _hash(*filter(None, columns))
+
+
+COLUMNS: dict[type, Column] = {
+    str: _texts,
+    int: _numbers(np.int64),
+    float: _numbers(np.float64),
+    bool: _numbers(np.bool_),
+    type(None): lambda values, level: b"none",
+    tuple: _elements,
+    list: _elements,
+    dict: _entries,
+}
 
 
 def tensor_digest(tensor: Any) -> bytes:

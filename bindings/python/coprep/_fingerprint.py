@@ -85,9 +85,10 @@ class Counted:
             raise
         except Exception as error:
             # The analysis must never keep a job from its samples.
+            what = " and ".join(self.named) or "the program"
             warnings.warn(
-                f"what counts of {' and '.join(self.named)} was not found ({type(error).__name__}: {error}): so all "
-                "that the program has defined counts, and jobs that differ in any of it share nothing",
+                f"what counts of {what} was not found ({type(error).__name__}: {error}): so all that the program has "
+                "defined counts, and jobs that differ in any of it share nothing",
                 UnsharedWarning,
                 stacklevel=2,
             )

@@ -7,6 +7,7 @@ same object. Functions and classes count by their name, and functions by what th
 from __future__ import annotations
 
 import contextvars
+import copyreg
 import functools
 import hashlib
 import io
@@ -28,12 +29,12 @@ import numpy.typing as npt
 
 from coprep._caches import HOOK, identified, reducer_of
 from coprep._codes import digest_of_code
-from coprep._content import array_digest, column_digest, tensor_digest
+from coprep._content import COLUMNS, array_digest, column_digest, tensor_digest
 from coprep._memory import Mappings, address_of
 from coprep._modules import digest_of as _hash
 from coprep._names import MAINS, main_name
 from coprep._private import Private, path_to, reason_of, token_of, tokens_within
-from coprep._reach.memory import calls_python, is_followed_code, is_seeded
+from coprep._reach.memory import calls_python, is_followed_code, is_seeded, records
 from coprep._reach.memory import cell as contents
 
 Handler = Callable[[Any], bytes | None]
@@ -44,6 +45,8 @@ LONG = 64
 """Shortest list that is not pickled element by element, if its elements are alike."""
 STREAM = 2 << 30
 """Bytes of a pickle without memo above which shared objects are assumed to be repeated too often."""
+NESTED, NESTED_DEPTH = 4 << 20, 8
+"""Most bytes of the pickles of values that are hashed within others, at this depth and below."""
 
 _OF_LAUNCHERS = re.compile(
     r"_|PWD|OLDPWD|SHLVL|COLUMNS|LINES|HOSTNAME|.*RANK|.*WORLD_SIZE|CUDA_VISIBLE_DEVICES|JOB_ID|"
@@ -66,13 +69,13 @@ class _Sink:
         self._hash = hashlib.blake2b(digest_size=16)
         self._buffers: list[bytes] = []
         self._limit = limit
-        self._written = 0
+        self.written = 0
 
     def write(self, data: bytes) -> int:
         self._hash.update(data)
         if len(data) < 1 << 20:  # Large bytes come alone, and hashing them takes no longer than holding them.
-            self._written += len(data)
-            if self._limit is not None and self._written > self._limit:
+            self.written += len(data)
+            if self._limit is not None and self.written > self._limit:
                 raise _RepeatsTooOften
         return len(data)
 
@@ -166,6 +169,14 @@ class Hasher:
             list: self._list,
         }
         self._digests: dict[int, bytes] = {}  # digests that are the same wherever the object is met
+        self._entered: dict[int, Any] = {}
+        """Functions whose defaults and closures are hashed already, by their id. They may hold each other."""
+        self._unlike: dict[int, Any] = {}
+        """Long lists that have to be pickled element by element, by their id."""
+        self._depth = 0
+        """Number of values, each within another one, that are being hashed."""
+        self._nested = 0
+        """Bytes of values that were hashed deep within another one."""
         self._open: dict[int, int] = {}  # sets that contain the object being hashed
         self._keep: list[Any] = []  # keeps hashed objects alive, so that no other object gets their id
 
@@ -183,25 +194,40 @@ class Hasher:
 
     def plain(self, value: Any) -> bytes:
         """Returns the digest of a value."""
-        told = len(self._private)
+        told, entered = len(self._private), len(self._entered)
         last: Exception | None = None
         for pickler, fast in _ATTEMPTS:
             if last is not None:
                 if fast and _needs_memo(last):
                     continue
                 del self._private[told:]
+                while len(self._entered) > entered:
+                    self._entered.popitem()
+            self._depth += 1
             try:
                 return self._pickle(value, pickler, fast)
             except MemoryError:
                 raise
+            except RecursionError as error:
+                if self._depth > 1:
+                    # If each level tried all ways, it would never end.
+                    raise
+                last = error
             except Exception as error:
                 last = error
+            finally:
+                self._depth -= 1
         self._private.append((value, _reason(last or TypeError())))
         return _hash(b"!", tokens_within(value))
 
     def _pickle(self, value: Any, pickler: type[_Pickler], fast: bool) -> bytes:
         sink = _Sink(STREAM if fast else None)
         pickler(sink, self, self._fast if fast else self._memoizing, fast).dump(value)
+        # What sets and closures hold is pickled apart, so that what several of them hold is pickled for each.
+        if self._depth > NESTED_DEPTH:
+            self._nested += sink.written
+            if self._nested > NESTED:
+                raise RecursionError("sets and functions in it hold each other in too many ways")
         return sink.digest()
 
     def private(self, obj: Any, reason: str) -> bytes:
@@ -265,15 +291,29 @@ class Hasher:
         return b"s" + text.encode("utf-8", "surrogatepass")
 
     def _list(self, elements: list[Any]) -> bytes | None:
-        digest = column_digest(elements) if len(elements) >= LONG else None
-        if digest is None:
+        if len(elements) < LONG or id(elements) in self._unlike:
             return None
-        if len(self.strings) < STRINGS:
-            for row in elements[:STRINGS]:
-                for text in row if type(row) is tuple else (row,):
-                    if type(text) is str and len(self.strings) < STRINGS:
-                        self.note_string(text)
-        return b"l" + digest
+        about, cls = b"", type(elements[0])
+        rows = elements if cls in COLUMNS or self._is_handled(cls) else records(elements)
+        if rows is not elements:
+            about = self._code(cls)
+        digest = None if rows is None else column_digest(rows)
+        if rows is None or digest is None:
+            self._unlike[id(elements)] = elements
+            return None
+        for row in rows[:STRINGS] if len(self.strings) < STRINGS else ():
+            texts = row.values() if type(row) is dict else row if type(row) in (list, tuple) else (row,)
+            for text in texts:
+                if type(text) is str and len(self.strings) < STRINGS:
+                    self.note_string(text)
+        return b"l" + about + digest
+
+    def _is_handled(self, cls: type) -> bool:
+        """Returns whether instances of a class are pickled in a way of their own."""
+        ways = {"__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs_ex__"}
+        own = any(ways & base.__dict__.keys() for base in cls.__mro__[:-1])
+        own |= "__getnewargs__" in cls.__dict__ and not hasattr(cls, "_fields")
+        return own or self.handler(cls) is not None or cls in self.reducers or cls in copyreg.dispatch_table
 
     def _path(self, path: os.PathLike[Any]) -> None:
         if len(self.strings) < STRINGS:
@@ -398,17 +438,23 @@ class Hasher:
 
     def _code(self, code: Any) -> bytes:
         """Returns the digest of a function or class: its name, and what a function does."""
+        known = self._digests.get(id(code)) if isinstance(code, type) else None
+        if known is not None:
+            return known
         for cls in getattr(code, "__mro__", (code,)):
             self.note(getattr(cls, "__module__", None))
         module, name = getattr(code, "__module__", None), getattr(code, "__qualname__", None)
         inner = getattr(code, "__code__", None) or getattr(getattr(code, "__wrapped__", None), "__code__", None)
         does = digest_of_code(inner) if isinstance(inner, types.CodeType) else b""
-        if type(code) is types.FunctionType and id(code) not in self._followed and is_followed_code(code):
+        is_followed = id(code) in self._followed or id(code) in self._entered
+        if type(code) is types.FunctionType and not is_followed and is_followed_code(code):
             # An object's own way to be pickled may make it anew each time.
+            self._entered[id(code)] = code
             self.functions[f"{main_name(str(module))}:{name}"] = code
             cells = [contents(cell) for cell in code.__closure__ or ()]
             does += self.plain((code.__defaults__, code.__kwdefaults__, cells))
-        return b"r" + _hash(f"{main_name(str(module))}:{name}".encode(), does)
+        digest = b"r" + _hash(f"{main_name(str(module))}:{name}".encode(), does)
+        return self._remember(code, digest) if isinstance(code, type) else digest
 
 
 def environment_of(variables: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -66,7 +66,7 @@ def parts_of(names: Iterable[str]) -> list[Part]:
                 found[f"package {top}"] = digest_of(version.encode())
             continue
         file = getattr(sys.modules[name], "__file__", None) or ""
-        if file.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)):
+        if is_compiled(file):
             found[f"code {name}"] = _source(file, _stamp(file)).digest
     return sorted(found.items())
 
@@ -211,6 +211,11 @@ def _imports_in(tree: ast.AST) -> Iterator[Import]:
             yield from (Import(alias.name, 0, ()) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield Import(node.module or "", node.level, tuple(alias.name for alias in node.names))
+
+
+def is_compiled(file: str) -> bool:
+    """Returns whether a module's file holds machine code, such as one that Cython made."""
+    return file.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES))
 
 
 # --- installed packages -------------------------------------------------------------------------------------------

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
 import json
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -163,6 +166,51 @@ def test_trials_share_unless_what_differs_reaches_their_samples(run: Run, style:
     assert "not shared with train.py (pid" in told and "size" in told.lower() and "is 4 here and 3 there" in told
     assert "read in train.py:" in told and told.count(" here and ") == 1
     assert any("is 4 here and 3 there" in str(stream["differs"]) for stream in coprep.status()["streams"])
+
+
+COMPILED = """
+import numpy as np
+import settings
+class Plain:
+    def __len__(self): return 8
+    def __getitem__(self, i): return np.full(settings.size, i)
+cdef class Extension:
+    def __len__(self): return 8
+    def __getitem__(self, i): return np.full(settings.size, i)
+def make(i): return np.full(settings.size, i)
+"""
+OF_COMPILED = {
+    "a class": "data = compiled.Plain()",
+    "an extension type": "data = compiled.Extension()",
+    "a function": """
+        class Data:
+            def __len__(self): return 8
+            def __getitem__(self, i): return compiled.make(i)
+        data = Data()
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", OF_COMPILED)
+def test_what_compiled_code_may_read_counts(run: Run, tmp_path: Path, kind: str) -> None:
+    build_by_cython(tmp_path / "compiled.pyx", COMPILED)
+    start = "args = parser.parse_args(); import compiled, settings; settings.size = args.size\n"
+    trials = [run(start + textwrap.dedent(OF_COMPILED[kind]), *more) for more in ([], OTHER_TRIAL, ["--size", "4"])]
+    assert trials[0].stream == trials[1].stream != trials[2].stream
+    assert [trial.size for trial in trials] == [3, 3, 4]
+    assert "settings.size is 4 here and 3 there" in trials[2].told[0]
+
+
+def build_by_cython(source: Path, text: str) -> None:
+    """Writes a module and compiles it."""
+    pytest.importorskip("Cython")
+    include, compiler = Path(sysconfig.get_path("include")), shutil.which("cc")
+    if compiler is None or not (include / "Python.h").exists():
+        pytest.skip("needs a compiler and Python's headers")
+    source.write_text(text)
+    written, built = source.with_suffix(".c"), source.with_suffix(importlib.machinery.EXTENSION_SUFFIXES[0])
+    subprocess.run([sys.executable, "-m", "cython", "-3", source, "-o", written], check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", f"-I{include}", written, "-o", built], check=True)
 
 
 OF_FILES = """

@@ -35,7 +35,7 @@ def reach(named: Mapping[str, Any], whole: Mapping[str, Any], dataset: Any = Non
             followed = [method for method in methods if run.objects.is_followed(type(obj), method)]
             is_function = callable(obj) and not methods
             if not followed and not is_function and not memory.is_plain(obj):
-                run.whole.escape(run.live(obj, name), "it is no code of yours")
+                run.whole.escape(run.live(obj, name), "its methods are no Python code of yours")
                 continue
             values = run.read(obj, name, (memory.same, obj))
             if len(followed) < len(methods):

@@ -100,6 +100,7 @@ class Calls:
             return self.instance(obj, arguments, named, star)
         if issubclass(kind, types.BuiltinFunctionType):
             self._run.note(obj.__module__)
+            self._run.whole.of_compiled(obj.__module__)
             if _is_opaque(obj):
                 return self._run.whole.give_up(f"given to {obj.__name__}")
             if obj.__self__ is not None and not isinstance(obj.__self__, types.ModuleType):

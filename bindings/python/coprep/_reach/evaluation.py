@@ -144,6 +144,7 @@ class Evaluation:
             self._classes.add(cls)
             for base in filter(memory.is_users_class, cls.__mro__):
                 self.watched.add_class(base)
+                self.whole.of_compiled(base.__module__)
 
     def value(self, obj: Any, path: str) -> Value:
         return self._live(obj, path)

@@ -9,21 +9,24 @@ import functools
 import io
 import itertools
 import logging
+import operator
 import os
 import random
 import sys
 import threading
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from coprep._caches import HOOK
+from coprep._content import MOST_ELEMENTS
 from coprep._modules import is_users
 
 SCALARS = frozenset((int, float, complex, bool, bytes, type(None), type(...), slice, range))
 """Types of values that hold nothing to follow. Strings are followed, since they may be names."""
+_FLAT = SCALARS | {str}
 _COMPILED = frozenset(("cython_function_or_method", "fused_cython_function", "ufunc", "nb_func", "instancemethod"))
 """Names of the types of functions that were compiled by Cython and others."""
 CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, types.ModuleType, functools.partial)
@@ -260,17 +263,46 @@ def is_handle(obj: Any) -> bool:
 
 
 def _are_plain(elements: Iterable[Any], level: int) -> bool:
-    kinds = set(map(type, elements))
-    if kinds <= SCALARS | {str}:
-        return True
-    if kinds <= {list, tuple} | SCALARS | {str}:
-        # Such as a list of pairs. This takes a tenth of the time of a call for each.
-        nested = elements
-        if not kinds <= {list, tuple}:
-            nested = (element for element in elements if type(element) in (list, tuple))
-        if set(map(type, itertools.chain.from_iterable(nested))) <= SCALARS | {str}:
+    # Level by level, which takes a tenth of the time of a call for each.
+    for deeper in range(level, _NESTED + 1):
+        kinds = set(map(type, elements))
+        if kinds <= _FLAT:
             return True
-    return all(is_plain(element, level + 1) for element in elements)
+        if not kinds <= _FLAT | {list, tuple, dict}:
+            return all(is_plain(element, deeper + 1) for element in elements)
+        parts = [part.values() if type(part) is dict else part for part in elements if type(part) not in _FLAT]
+        if sum(map(len, parts)) > MOST_ELEMENTS:
+            return False
+        elements = list(itertools.chain.from_iterable(parts))
+    return False
+
+
+def records(elements: Collection[Any]) -> Sequence[Any] | None:
+    """Returns the members of instances of one class of the user's, which are no more than these: dicts or tuples.
+
+    Returns ``None`` if elements are of several classes, or of one that has members elsewhere.
+    """
+    kinds = set(map(type, elements))
+    cls = kinds.pop() if len(kinds) == 1 else object
+    own = [base for base in cls.__mro__ if base not in (tuple, object)]
+    if not own or not all(map(is_users_class, own)) or is_identified(cls):
+        return None
+    slots = [name for base in own for name, one in base.__dict__.items() if type(one) is types.MemberDescriptorType]
+    if issubclass(cls, tuple):
+        return list(map(tuple, elements)) if cls.__iter__ is tuple.__iter__ and not cls.__dictoffset__ else None
+    if cls.__getattribute__ is not object.__getattribute__ or bool(slots) == bool(cls.__dictoffset__):
+        return None
+    try:
+        # Of a single name it would return no tuple.
+        return list(map(operator.attrgetter(*slots, slots[0]) if slots else vars, elements))
+    except AttributeError:
+        return None
+
+
+def are_plain_records(elements: Collection[Any]) -> bool:
+    """Returns whether elements are such instances, and hold nothing to follow."""
+    rows = records(elements)
+    return rows is not None and _are_plain(rows, 0)
 
 
 # --- reading a member once more ------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coprep._attributes import attributes_of
-from coprep._modules import is_users
+from coprep._modules import is_compiled, is_users
 from coprep._names import main_name, path_in
 from coprep._reach import memory
 from coprep._reach.frames import CONTEXTS, Frame
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from coprep._reach.evaluation import Evaluation
 
 
+LONG = 64
+"""Shortest list whose elements are not looked at one by one, if they are records that are alike."""
 OBJECTS = 500_000
 """Most objects that count whole and are looked at one by one."""
 _OF_CREATION = frozenset(("__init__", "__new__", "__post_init__", "__init_subclass__", "__annotate_func__"))
@@ -49,6 +51,8 @@ class Whole:
         """Objects in memory that count whole, by their id."""
         self._todo: deque[tuple[Any, str, str, bool | None]] = deque()
         self._instances: Counter[type] = Counter()
+        self._alike: dict[int, Any] = {}
+        """Further objects that count whole and are like others, by their id."""
         """Numbers of the objects of each class that count whole."""
 
     def escape(self, values: Values, why: str) -> None:
@@ -89,7 +93,7 @@ class Whole:
             self._todo.popleft()
 
     def is_whole(self, obj: Any) -> bool:
-        return id(obj) in self._objects
+        return id(obj) in self._objects or id(obj) in self._alike
 
     def _next(self, obj: Any, path: str, why: str, is_outermost: bool | None) -> None:
         kind = type(obj)
@@ -161,6 +165,12 @@ class Whole:
                 at = path_in(module.__name__, name)
                 self.escape(self._run.read(value, at, (memory.entry, vars(module), name)), why)
 
+    def of_compiled(self, name: str | None) -> None:
+        """Counts a module of the user's whole if it is compiled, since nothing tells what its code reads."""
+        module = sys.modules.get(name or "")
+        if module is not None and is_compiled(getattr(module, "__file__", None) or "") and is_users(name):
+            self.object(module, str(name), f"{name} is compiled", is_outermost=False)
+
     def _whole_object(self, obj: Any, path: str, why: str, is_outermost: bool | None) -> None:
         counts = memory.is_users_class(type(obj)) if is_outermost is None else is_outermost
         if counts:
@@ -180,7 +190,8 @@ class Whole:
         elif memory.is_sequence(obj):
             # The order of a set is not that of another process.
             is_ordered = memory.is_a(obj, (list, tuple))
-            inner = [(f"[{index}]" if is_ordered else "{}", one) for index, one in enumerate(memory.elements_of(obj))]
+            elements = self._without_alike(list(memory.elements_of(obj)), why)
+            inner = [(f"[{index}]" if is_ordered else "{}", one) for index, one in enumerate(elements)]
         elif issubclass(type(obj), functools.partial):
             inner = [(".func", obj.func), (".args", obj.args), (".keywords", obj.keywords)]
         elif type(obj) is np.ndarray and obj.dtype.hasobject:
@@ -205,14 +216,28 @@ class Whole:
             referents = filter(memory.may_hold_code, gc.get_referents(obj))
             inner = [(f"({index})", one) for index, one in enumerate(referents)]
         for suffix, one in inner:
-            if not memory.is_plain(one) and not (is_of_thread and memory.is_handle(one)):
-                self.object(one, path + suffix, why, is_outermost=None if is_left_out else False)
+            if self.is_whole(one) or memory.is_plain(one) or (is_of_thread and memory.is_handle(one)):
+                continue
+            self.object(one, path + suffix, why, is_outermost=None if is_left_out else False)
         if memory.is_users_class(type(obj)):
             self._instances[type(obj)] += 1
             self._run.watch(type(obj))
             # What is stored in further ones counts whole anyway.
-            is_one_of_many = self._instances[type(obj)] > CONTEXTS
-            self.methods(type(obj), UNKNOWN if is_one_of_many else self._run.live(obj, path))
+            further = self._instances[type(obj)] - CONTEXTS
+            if further <= 1:
+                self.methods(type(obj), UNKNOWN if further == 1 else self._run.live(obj, path))
+
+    def _without_alike(self, elements: list[Any], why: str) -> list[Any]:
+        """Returns the elements that have to be looked at one by one: of records that are alike, the first ones."""
+        if len(elements) < LONG or not memory.are_plain_records(elements):
+            return elements
+        first, further = elements[: CONTEXTS + 1], elements[CONTEXTS + 1 :]
+        self._alike.update(zip(map(id, further), further, strict=True))
+        for live in self._run.lives():
+            if id(live.obj) in self._alike and not live.is_whole:
+                live.is_whole = self._run.is_changed = True
+                self.escape(functools.reduce(int.__or__, live.stored.values(), 0), why)
+        return first
 
     def methods(self, cls: type, me: Values) -> None:
         """Takes all methods of the user's for called with arguments that are not known."""
