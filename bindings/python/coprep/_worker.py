@@ -314,7 +314,7 @@ class _Worker:
 
 _FURTHER_PROBES = 15
 """Number of samples of variable size to probe beyond the required ones."""
-_PROBE_TIME = 0.05
+_PROBE_TIME = 0.02
 """Seconds that a probe may take before it does without further samples."""
 
 
