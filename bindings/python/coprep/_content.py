@@ -22,7 +22,8 @@ _NESTED, _KINDS = 6, 8
 """Most levels, and most types of values at one place, of what is hashed by columns."""
 MOST_ELEMENTS = 20_000_000
 """Most elements at one level of lists within lists. A list that holds itself would have any number."""
-Column = Callable[[Sequence[Any], int], bytes | None]
+Note = Callable[[Sequence[str]], None]
+Column = Callable[[Sequence[Any], Note, int], bytes | None]
 _CHUNK = 4 << 20
 """Bytes of an array that are hashed at a time, about."""
 
@@ -46,10 +47,11 @@ def _bytes_digest(array: npt.NDArray[Any], chunk: int) -> bytes:
     return content_digest(address_of(array), array.nbytes, chunk)
 
 
-def column_digest(values: Sequence[Any], level: int = 0) -> bytes | None:
+def column_digest(values: Sequence[Any], note: Note, level: int = 0) -> bytes | None:
     """Returns the digest of texts and numbers, and of lists, tuples and dicts of them; ``None`` for anything else.
 
     Values at the same place of each element are hashed together, which takes a tenth of the time of pickling them.
+    ``note`` is given the texts.
     """
     kinds = sorted(set(map(type, values)), key=_name)
     if level > _NESTED or len(kinds) > _KINDS:
@@ -57,11 +59,11 @@ def column_digest(values: Sequence[Any], level: int = 0) -> bytes | None:
     if len(kinds) != 1:
         numbers = {kind: number for number, kind in enumerate(kinds)}
         which = np.fromiter(map(numbers.__getitem__, map(type, values)), np.uint8, len(values))
-        parts = [column_digest([value for value in values if type(value) is kind], level) for kind in kinds]
+        parts = [column_digest([value for value in values if type(value) is kind], note, level) for kind in kinds]
         return None if None in parts else _hash(b"mixed", array_digest(which), *filter(None, parts))
     (kind,) = kinds
     of_kind = COLUMNS.get(kind)
-    digest = None if of_kind is None else of_kind(values, level)
+    digest = None if of_kind is None else of_kind(values, note, level)
     return None if digest is None else _hash(kind.__name__.encode(), b"%d" % len(values), digest)
 
 
@@ -69,7 +71,8 @@ def _name(kind: type) -> str:
     return kind.__name__
 
 
-def _texts(values: Sequence[Any], _: int) -> bytes | None:
+def _texts(values: Sequence[Any], note: Note, _: int) -> bytes | None:
+    note(values)
     text = _BETWEEN.join(values)
     if text.count(_BETWEEN) != len(values) - 1:
         return None
@@ -77,7 +80,7 @@ def _texts(values: Sequence[Any], _: int) -> bytes | None:
 
 
 def _numbers(dtype: Any) -> Column:
-    def digest(values: Sequence[Any], _: int) -> bytes | None:
+    def digest(values: Sequence[Any], _: Note, __: int) -> bytes | None:
         try:
             return array_digest(np.fromiter(values, dtype, len(values)))
         except OverflowError:
@@ -86,20 +89,20 @@ def _numbers(dtype: Any) -> Column:
     return digest
 
 
-def _elements(values: Sequence[Any], level: int) -> bytes | None:
+def _elements(values: Sequence[Any], note: Note, level: int) -> bytes | None:
     widths = set(map(len, values))
     if sum(map(len, values)) > MOST_ELEMENTS:
         return None
     flat = list(itertools.chain.from_iterable(values))
     if len(widths) > 1 or max(widths) > _WIDEST:
         lengths = array_digest(np.fromiter(map(len, values), np.int64, len(values)))
-        digest = column_digest(flat, level + 1)
+        digest = column_digest(flat, note, level + 1)
         return None if digest is None else _hash(lengths, digest)
     (width,) = widths
-    return _together([column_digest(flat[first::width], level + 1) for first in range(width)])
+    return _together([column_digest(flat[first::width], note, level + 1) for first in range(width)])
 
 
-def _entries(values: Sequence[Any], level: int) -> bytes | None:
+def _entries(values: Sequence[Any], note: Note, level: int) -> bytes | None:
     names = set(map(tuple, values))
     if len(names) > 1:
         return None
@@ -107,8 +110,8 @@ def _entries(values: Sequence[Any], level: int) -> bytes | None:
     if len(keys) * len(values) > MOST_ELEMENTS:
         return None
     flat = list(itertools.chain.from_iterable(map(dict.values, values)))
-    columns = [column_digest(flat[first :: len(keys)], level + 1) for first in range(len(keys))]
-    return _together([column_digest(keys, level + 1), *columns])
+    columns = [column_digest(flat[first :: len(keys)], note, level + 1) for first in range(len(keys))]
+    return _together([column_digest(keys, note, level + 1), *columns])
 
 
 def _together(columns: list[bytes | None]) -> bytes | None:
@@ -120,7 +123,7 @@ COLUMNS: dict[type, Column] = {
     int: _numbers(np.int64),
     float: _numbers(np.float64),
     bool: _numbers(np.bool_),
-    type(None): lambda values, level: b"none",
+    type(None): lambda values, note, level: b"none",
     tuple: _elements,
     list: _elements,
     dict: _entries,

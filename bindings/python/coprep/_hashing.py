@@ -19,7 +19,7 @@ import re
 import sys
 import threading
 import types
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, TypeVar
 
@@ -223,7 +223,7 @@ class Hasher:
     def _pickle(self, value: Any, pickler: type[_Pickler], fast: bool) -> bytes:
         sink = _Sink(STREAM if fast else None)
         pickler(sink, self, self._fast if fast else self._memoizing, fast).dump(value)
-        # What sets and closures hold is pickled apart, so that what several of them hold is pickled for each.
+        # Each set and closure is pickled apart, so an object that several of them hold is pickled for each.
         if self._depth > NESTED_DEPTH:
             self._nested += sink.written
             if self._nested > NESTED:
@@ -297,16 +297,17 @@ class Hasher:
         rows = elements if cls in COLUMNS or self._is_handled(cls) else records(elements)
         if rows is not elements:
             about = self._code(cls)
-        digest = None if rows is None else column_digest(rows)
+        digest = None if rows is None else column_digest(rows, self._note_texts)
         if rows is None or digest is None:
             self._unlike[id(elements)] = elements
             return None
-        for row in rows[:STRINGS] if len(self.strings) < STRINGS else ():
-            texts = row.values() if type(row) is dict else row if type(row) in (list, tuple) else (row,)
-            for text in texts:
-                if type(text) is str and len(self.strings) < STRINGS:
-                    self.note_string(text)
         return b"l" + about + digest
+
+    def _note_texts(self, texts: Sequence[str]) -> None:
+        for text in texts[:STRINGS]:
+            if len(self.strings) >= STRINGS:
+                return
+            self.note_string(text)
 
     def _is_handled(self, cls: type) -> bool:
         """Returns whether instances of a class are pickled in a way of their own."""

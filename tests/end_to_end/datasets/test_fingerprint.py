@@ -653,6 +653,13 @@ def test_long_lists_of_one_content_and_several_types_differ() -> None:
     assert here([Said("1", 2)] * 100) == here([Said("1", 3)] * 100) != here([Said("2", 2)] * 100)
 
 
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_relative_paths_within_long_lists_are_noted(row: Callable[..., Any]) -> None:
+    hasher = Hasher([])
+    hasher.plain([row(f"{number}.jpg", [["masks", f"{number}.png"]]) for number in range(100)])
+    assert {"0.jpg", "masks", "99.png"} <= hasher.strings
+
+
 def test_a_long_list_that_holds_itself_is_hashed() -> None:
     endless: list[Any] = ["a"]
     endless += [endless] * 100

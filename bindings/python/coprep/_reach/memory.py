@@ -293,7 +293,7 @@ def records(elements: Collection[Any]) -> Sequence[Any] | None:
     if cls.__getattribute__ is not object.__getattribute__ or bool(slots) == bool(cls.__dictoffset__):
         return None
     try:
-        # Of a single name it would return no tuple.
+        # The getter returns a tuple only if it has two names or more.
         return list(map(operator.attrgetter(*slots, slots[0]) if slots else vars, elements))
     except AttributeError:
         return None
