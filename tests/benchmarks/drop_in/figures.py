@@ -45,7 +45,7 @@ class Figure:
         return 100 * (spread.max - spread.min) / abs(spread.median)
 
     def cells(self) -> list[str]:
-        bar = "" if self.at_most is None else f"at most {self.at_most:g} {self.unit}"
+        bar = "" if self.at_most is None else f"at most {self.at_most:.4g} {self.unit}"
         return [f"{self.case}: {self.what}", bar, self._measured(), self._differs(), self.verdict]
 
     def _measured(self) -> str:
