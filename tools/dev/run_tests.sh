@@ -29,7 +29,7 @@ waiting=(
     tests/end_to_end/datasets/test_{forked_workers,large_samples,slow_samples}.py
     tests/end_to_end/failures/test_{departures,opening,panics,ranks,user_bad_days,waits}.py
     tests/end_to_end/published/test_shown_output.py
-    tests/end_to_end/sharing/test_{borders,pauses,sharing}.py
+    tests/end_to_end/sharing/test_{borders,launches,pauses,sharing}.py
 )
 
 failed=()

@@ -131,8 +131,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
         rank, world_size: number of this process among those of the job, and how many they are. Give both or neither:
             by default ``torch.distributed`` or the launcher's environment says them. All ranks get equally many
             batches.
-        group: a name that the ranks of this job have in common and no other job has; by default taken from the
-            launcher's environment.
+        group: a name that the ranks of this job have in common, to distinguish jobs of one launch, or to unite ranks
+            that were started one by one. Launches are told apart by their environment.
         order: ``"deterministic"``: the seed determines every batch. ``"relaxed"``: a sample that takes longer than
             most may come in a later batch of the same epoch, so that it holds nobody up. With ``shuffle=False`` it
             says that a pass cares for the set of samples and not for their order: jobs at different positions share.

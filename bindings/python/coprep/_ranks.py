@@ -9,6 +9,20 @@ from typing import Any, NamedTuple
 _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE")
 """Variables in which launchers say how many processes they have started."""
 
+_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""Variable that torchrun sets in each rank."""
+_OF_A_LAUNCH = (
+    _OF_TORCHRUN,
+    "TORCHELASTIC_RESTART_COUNT",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "PMIX_NAMESPACE",
+)
+"""Variables that the ranks of a launch have in common. None of them alone tells it from all others: by default, the run
+id of torchrun is "none"."""
+
 
 class RankId(NamedTuple):
     """The rank of this process within its job."""
@@ -35,7 +49,17 @@ class GivenRank(NamedTuple):
         rank, world_size = self.rank, self.world_size
         if rank is None or world_size is None:
             rank, world_size = _found()
-        return RankId(rank, world_size, _launch() if self.group is None else self.group)
+        return RankId(rank, world_size, self._group())
+
+    def _group(self) -> str:
+        """Returns the name that the ranks of this job have in common.
+
+        Two launches may give the same name, so it is that of the launch as well where a launcher says it. Ranks that
+        were started one by one have only the name.
+        """
+        if self.group is None:
+            return _launch()
+        return " ".join([self.group, *([agreed] if (agreed := _agreed()) else _said_by_launchers())])
 
     def has_others(self) -> bool:
         """Returns whether the job of this process has other ranks, on whatever nodes."""
@@ -77,15 +101,56 @@ def _found() -> tuple[int, int]:
 
 
 def _launch() -> str:
-    """Returns a name that all processes of one launch share."""
+    """Returns a name that all processes of one launch on this node share, and those of no other launch."""
+    agreed = _agreed()
+    if agreed is not None:
+        return agreed
+    said = _said_by_launchers()
+    # Ranks that were started by hand may have different parents, so these are looked at only if nothing else is known.
+    return " ".join(said) or f"parent={_process(os.getppid())}"
+
+
+def _said_by_launchers() -> list[str]:
+    """Returns what launchers say of a launch. Any of it may be that of another launch too, but not all of it."""
     env = os.environ
-    for variable in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE"):
-        if env.get(variable, "none") != "none":
-            return f"{variable}={env[variable]}"
-    if "MASTER_PORT" in env:
-        return f"{env.get('MASTER_ADDR', '')}:{env['MASTER_PORT']}"
-    # Ranks that were started by hand may have different parents.
-    return _agreed() or f"parent={os.getppid()}"
+    said = [f"{name}={env[name]}" for name in _OF_A_LAUNCH if name in env]
+    if _OF_TORCHRUN in env:
+        # By default, all that a torchrun says may be what one before it said whose ranks have not all ended yet.
+        said.append(f"agent={_process(_agent())}")
+    # Several launches may run in one allocation, one after another or at once.
+    return [] if all(text.startswith("SLURM_JOB_ID=") for text in said) else said
+
+
+def _agent() -> int:
+    """Returns the process that has started the ranks, whatever wraps each of them: the first one above that has no
+    rank itself."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                variables = file.read().split(b"\0")
+            if not any(variable.startswith(f"{_OF_TORCHRUN}=".encode()) for variable in variables):
+                return pid
+            pid = int(_stat(pid)[1])
+        except (OSError, IndexError):
+            # It has just ended, or belongs to another user.
+            break
+    return pid
+
+
+def _process(pid: int) -> str:
+    """Returns the name of a process, which no later one has."""
+    try:
+        return f"{pid}@{_stat(pid)[19]}"
+    except (OSError, IndexError):
+        return str(pid)
+
+
+def _stat(pid: int) -> list[str]:
+    """Returns the fields of ``/proc/PID/stat`` from the third on, the process's state (proc_pid_stat(5))."""
+    with open(f"/proc/{pid}/stat") as file:
+        # The second field is the program's name in parentheses, which may have spaces and parentheses.
+        return file.read().rpartition(")")[2].split()
 
 
 def _agreed() -> str | None:

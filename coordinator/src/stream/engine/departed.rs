@@ -136,6 +136,12 @@ impl AttachedJob {
         (0..self.ranks.len()).any(|rank| self.awaits(rank))
     }
 
+    /// Returns `true` if the job waits for ranks of a job such as the one of `request`.
+    pub(in crate::stream) fn forms_for(&self, request: &Attach) -> bool {
+        let ranks = request.world_size as usize;
+        self.forming.is_some() && self.group == request.group && self.ranks.len() == ranks
+    }
+
     /// Returns `true` if the rank of `request`, whose job some ranks have left, can be a rank of this job.
     ///
     /// A rank that presents no token was given nothing before it lost its connection, or is new. The token that it was

@@ -159,6 +159,7 @@ impl Engine {
         if request.cohort.is_some() {
             self.forget_who_has_hung_up();
         }
+        self.check_rank_is_free(request, &consumer)?;
         let departed = self.departed(request, known)?;
         let spec = job_spec(request)?;
         let id = match self.forming_job(request, &departed) {
@@ -204,15 +205,32 @@ impl Engine {
         }
     }
 
+    /// Refuses a rank if another process waits as this rank of a job of this name: the ranks of two jobs would form one.
+    fn check_rank_is_free(&self, request: &Attach, consumer: &Consumer) -> Result<()> {
+        if request.world_size == 1 {
+            return Ok(());
+        }
+        let mut jobs = self.jobs.values().filter(|job| job.forms_for(request));
+        let of_another = |job: &AttachedJob| {
+            let there = job.ranks[request.rank as usize].as_ref()?;
+            let is_another = there.pid != consumer.pid && !there.reply_queue.is_gone();
+            is_another.then_some(there.pid)
+        };
+        match jobs.find_map(of_another) {
+            Some(pid) => Err(invalid(format!(
+                "process {pid} waits as rank {} of {} of {:?} already",
+                request.rank, request.world_size, request.group
+            ))
+            .with_remedy("give each job another group=, and each of its ranks another rank=")),
+            None => Ok(()),
+        }
+    }
+
     /// Returns a forming job that still waits for this rank: the job that it belonged to, or else one of the same
     /// group.
     fn forming_job(&self, request: &Attach, departed: &[Leaver]) -> Option<u64> {
-        let fits = |job: &AttachedJob| {
-            job.forming.is_some()
-                && job.group == request.group
-                && job.ranks.len() == request.world_size as usize
-                && job.can_be_joined(request, departed)
-        };
+        let fits =
+            |job: &AttachedJob| job.forms_for(request) && job.can_be_joined(request, departed);
         let fitting = || self.jobs.iter().filter(|(_, job)| fits(job));
         let is_its_own = |job: &AttachedJob| job.membership.is_of_any(&request.tokens);
         let own = fitting().find(|(_, job)| is_its_own(job));
