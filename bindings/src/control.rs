@@ -27,7 +27,7 @@ pub(crate) fn status(py: Python<'_>, socket: Option<PathBuf>, slow: u32) -> PyRe
 /// Fills the cache of a native pipeline, and starts a coordinator if there is none. Calls `report` with the
 /// progress, as JSON, several times a second. Returns the last progress.
 #[pyfunction]
-#[pyo3(signature = (pipeline, report, *, socket=None, cache=None, cache_bytes=None))]
+#[pyo3(signature = (pipeline, report, *, socket=None, cache=None, cache_bytes=None, keep=false))]
 pub(crate) fn warm(
     py: Python<'_>,
     pipeline: &PyPipeline,
@@ -35,6 +35,7 @@ pub(crate) fn warm(
     socket: Option<PathBuf>,
     cache: Option<&str>,
     cache_bytes: Option<u64>,
+    keep: bool,
 ) -> PyResult<String> {
     const NAME: &str = "coprep warm";
     let request = Warm {
@@ -46,6 +47,7 @@ pub(crate) fn warm(
             bytes: cache_bytes,
             ..CacheRequest::default()
         },
+        keep,
     };
     let connect = start_or_find(py, NAME);
     let credentials = link_of(pipeline.provided.as_ref(), NAME, socket.clone());
@@ -70,11 +72,16 @@ pub(crate) fn warm(
     as_json(&done.map_err(raise)?)
 }
 
-/// Keeps the cache of a stream like one that was warmed. Returns its counts as JSON.
+/// Keeps the cache of a stream like one that was warmed; with `keep` it never gives way to another. Returns its counts as JSON.
 #[pyfunction]
-#[pyo3(signature = (stream, socket=None))]
-pub(crate) fn keep_warm(py: Python<'_>, stream: u64, socket: Option<PathBuf>) -> PyResult<String> {
-    let kept = py.detach(|| control::keep_warm(&coordinator_paths(socket), stream));
+#[pyo3(signature = (stream, socket=None, keep=false))]
+pub(crate) fn keep_warm(
+    py: Python<'_>,
+    stream: u64,
+    socket: Option<PathBuf>,
+    keep: bool,
+) -> PyResult<String> {
+    let kept = py.detach(|| control::keep_warm(&coordinator_paths(socket), stream, keep));
     as_json(&kept.map_err(raise)?)
 }
 

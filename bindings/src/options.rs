@@ -67,7 +67,8 @@ impl PythonOptions {
             name: field(options, "name")?,
             socket: field(options, "socket")?,
             timeout: field(options, "timeout")?,
-            batch_size: field(options, "batch_size")?,
+            // No dataset has as many samples as the largest number, so such a batch is all of it.
+            batch_size: field::<u64>(options, "batch_size")?.min(i32::MAX as u64) as u32,
             shuffle: field(options, "shuffle")?,
             shuffle_window: field(options, "shuffle_window")?,
             draws: optional(options, "draws", draws)?,

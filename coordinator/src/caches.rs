@@ -12,6 +12,7 @@ mod write_queue;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use coprep_cache::{
     BoundedReuse, Form, LONGEST_NAME, Lru, Meta, NoEviction, SampleCache, Usage, is_name,
@@ -65,6 +66,10 @@ pub(crate) struct DatasetCache {
     segment: Option<String>,
     /// `true` if it was filled on purpose before jobs came.
     warmed: AtomicBool,
+    /// `true` if it stays though nothing uses it, and another dataset needs the room.
+    kept: AtomicBool,
+    /// When it was last used, as far as that is known.
+    used: Mutex<Instant>,
     /// Bytes that all samples would take.
     wanted: u64,
     /// Number of cached samples that the local disk had when they were cached.
@@ -84,6 +89,7 @@ impl Pin {
     pub(crate) fn new(cache: &Arc<DatasetCache>) -> Pin {
         // Relaxed, because the registry's lock orders this before any check.
         cache.pins.fetch_add(1, Ordering::Relaxed);
+        cache.note_use();
         Pin(cache.clone())
     }
 
@@ -221,6 +227,8 @@ impl DatasetCache {
             cached_pipeline: opening.cached_pipeline.clone(),
             segment,
             warmed: AtomicBool::new(false),
+            kept: AtomicBool::new(false),
+            used: Mutex::new(Instant::now()),
             wanted: opening.sizes.wanted,
             doubled: AtomicU64::new(0),
             hits: AtomicU64::new(0),
@@ -337,6 +345,33 @@ impl DatasetCache {
         self.warmed.store(true, Ordering::Relaxed);
     }
 
+    /// Keeps the cache though nothing uses it, until it is dropped on demand.
+    pub(crate) fn keep_unused(&self) {
+        self.kept.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it is used now, or was until now.
+    pub(crate) fn note_use(&self) {
+        *lock(&self.used) = Instant::now();
+    }
+
+    pub(crate) fn last_used(&self) -> Instant {
+        *lock(&self.used)
+    }
+
+    /// Returns the bytes that it would reserve if there was room for all samples.
+    pub(crate) fn wanted(&self) -> u64 {
+        self.wanted
+    }
+
+    pub(crate) fn is_named(&self) -> bool {
+        self.segment.is_some()
+    }
+
     pub(crate) fn is_warmed(&self) -> bool {
         self.warmed.load(Ordering::Relaxed)
     }
@@ -363,6 +398,7 @@ impl DatasetCache {
                 .as_ref()
                 .map_or(String::new(), |o| operators::describe(&o.ops)),
             warmed: self.is_warmed(),
+            kept: self.is_kept(),
             policy: self.key.policy(),
             capacity: usage.capacity,
             used: usage.used,
@@ -543,17 +579,19 @@ impl SampleBytes {
                 Err(_) => continue,
             };
             // Without a listing the head is the best that is known: all of a small file. The row group of a row is held.
-            probed += match dataset.listed_len(id) {
+            let length = match dataset.listed_len(id) {
                 Some(length) => length,
                 None if dataset.is_in_row_groups() => dataset.file_len(id).unwrap_or(0),
                 None => head.len() as u64,
             };
+            probed = probed.saturating_add(length);
             let shape = pipeline.decoded_size(&head);
             decoded += shape.map_or(0, |shape| shape.bytes() as u64);
         }
         let mean = probed / (ids.len() as u64).max(1);
         let length = |id| dataset.listed_len(id).unwrap_or(mean);
-        let of_all = || (0..dataset.len()).map(length).sum();
+        // A listing may claim any length.
+        let of_all = || (0..dataset.len()).map(length).fold(0, u64::saturating_add);
         let stored: u64 = dataset.row_bytes().unwrap_or_else(of_all);
         let kept = match form {
             CacheForm::Encoded => stored,

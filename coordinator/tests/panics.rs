@@ -492,6 +492,7 @@ fn a_warm_up_ends_although_a_worker_panics() {
             form: Some(CacheForm::Decoded),
             ..CacheRequest::default()
         },
+        keep: false,
     };
     let connection = node.connect();
     connection.send(&Request::Warm(Box::new(warm))).unwrap();

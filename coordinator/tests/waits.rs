@@ -216,6 +216,7 @@ fn a_warm_up_ends_and_an_idle_coordinator_too() {
             form: Some(CacheForm::Decoded),
             ..CacheRequest::default()
         },
+        keep: false,
     };
     let done = control::warm_with(
         &node.paths(),

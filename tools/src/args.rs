@@ -247,6 +247,9 @@ pub(crate) struct WarmArgs {
     /// Cache at most this many bytes [default: the whole dataset, within the coordinator's budget].
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     pub(crate) bytes: Option<u64>,
+    /// Keep the cache until `coprep drop`. Otherwise it gives way, once no job uses it, when another dataset needs the room.
+    #[arg(long)]
+    pub(crate) keep: bool,
     #[command(flatten)]
     pub(crate) fixed: Fixed,
     #[command(flatten)]

@@ -7,8 +7,8 @@ use coprep_client::{ErrorKind, control};
 use coprep_protocol::dataset_path;
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::message::{
-    CacheForm, CacheStatus, CostStatus, DiskCacheStatus, DiskStatus, FormStatus, GpuStatus,
-    JobStatus, OutageStatus, RingStatus, SampleCost, Status, StreamStatus,
+    CacheForm, CacheStatus, CostStatus, DiskCacheStatus, DiskStatus, FormStatus, GivenWay,
+    GpuStatus, JobStatus, OutageStatus, RingStatus, SampleCost, Status, StreamStatus,
 };
 use coprep_protocol::parquet_files::names_parquet;
 use coprep_protocol::paths::CoordinatorPaths;
@@ -162,6 +162,7 @@ fn describe(status: &Status) -> String {
     let mut parts = vec![wrapped(&head, 0).trim_end().to_owned()];
     parts.extend(status.outages.iter().map(outage));
     parts.push(caches(&status.caches));
+    parts.extend(status.given_way.iter().map(given_way));
     parts.extend(status.disk.as_ref().map(disk));
     parts.extend(status.streams.iter().map(stream));
     if status.streams.is_empty() {
@@ -259,6 +260,7 @@ fn cache(c: &CacheStatus) -> String {
     kind.extend((!c.pipeline.is_empty()).then(|| format!("after {}", c.pipeline)));
     kind.push(c.policy.clone());
     kind.extend(c.warmed.then(|| "warmed".into()));
+    kind.extend(c.kept.then(|| "kept".into()));
     let mut facts = vec![format!(
         "{}, {} of {}",
         count(c.entries, "sample"),
@@ -288,6 +290,19 @@ fn cache(c: &CacheStatus) -> String {
     )
     .trim_end()
     .to_owned()
+}
+
+/// Describes a cache that is no more.
+fn given_way(gone: &GivenWay) -> String {
+    let text = format!(
+        "the cache of {} ({}, {}) gave way to {} {} ago, since no job used it",
+        gone.dataset,
+        form_name(gone.form),
+        human(gone.bytes),
+        gone.to,
+        duration(gone.ago_s)
+    );
+    wrapped(&text, 0).trim_end().to_owned()
 }
 
 /// Describes the samples on the local disk.

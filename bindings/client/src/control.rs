@@ -211,13 +211,13 @@ pub fn drop_caches(paths: &CoordinatorPaths, dataset: Option<String>) -> Result<
 }
 
 /// Tells the coordinator that the cache of a stream was filled on purpose. The cache then stays for as long as a warmed
-/// one. Returns the counts of its samples and bytes.
+/// one, and with `keep` it never gives way to another. Returns the counts of its samples and bytes.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Refused`] when there is no such stream, or it has no cache; [`crate::ErrorKind::Absent`] when no coordinator runs.
-pub fn keep_warm(paths: &CoordinatorPaths, stream: u64) -> Result<WarmProgress> {
+pub fn keep_warm(paths: &CoordinatorPaths, stream: u64, keep: bool) -> Result<WarmProgress> {
     let connection = Connection::open(paths, &ConnectOptions::find("coprep warm"))?;
-    let request = Request::KeepWarm { stream };
+    let request = Request::KeepWarm { stream, keep };
     match connection.ask(
         &request,
         "a cache to be kept",

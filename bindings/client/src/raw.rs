@@ -181,7 +181,7 @@ extern "C" fn replace_sockets_in_child() {
 }
 
 /// Makes a command start as a daemon: in a session of its own, with no descriptor of this process except the standard
-/// ones and `kept`, and as an orphan, so that it never becomes a zombie of this process.
+/// ones and `kept`, with no signal ignored, and as an orphan, so that it never becomes a zombie of this process.
 pub(crate) fn detach(command: &mut Command, kept: RawFd) {
     let before_exec = move || {
         // SAFETY: in a child of fork that no other thread shares; only system calls are made. A raw `clone`
@@ -194,6 +194,7 @@ pub(crate) fn detach(command: &mut Command, kept: RawFd) {
         }
         // SAFETY: a system call; it fails only for the leader of a group, which a new process is not.
         unsafe { libc::setsid() };
+        reset_signals();
         close_on_exec_from(3);
         // SAFETY: a system call on a descriptor that the starter keeps open until the command has started.
         match unsafe { libc::fcntl(kept, libc::F_SETFD, 0) } {
@@ -203,6 +204,15 @@ pub(crate) fn detach(command: &mut Command, kept: RawFd) {
     };
     // SAFETY: the closure runs between fork and exec: it makes system calls only and allocates nothing.
     unsafe { command.pre_exec(before_exec) };
+}
+
+/// Sets all signals as in a new process. A program that ignores SIGCHLD would leave a daemon that cannot wait for its
+/// children, for all other programs too.
+fn reset_signals() {
+    for signal in 1..=libc::SIGRTMAX() {
+        // SAFETY: a system call. For the signals that no program may handle it is an error that does not matter.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
 }
 
 /// `CLOSE_RANGE_CLOEXEC`, available since Linux 5.11.

@@ -198,8 +198,9 @@ def warm(
     socket: str | os.PathLike[str] | None = None,
     cache: str | None = None,
     cache_bytes: int | None = None,
+    keep: bool = False,
 ) -> str: ...
-def keep_warm(stream: int, socket: str | os.PathLike[str] | None = None) -> str: ...
+def keep_warm(stream: int, socket: str | os.PathLike[str] | None = None, keep: bool = False) -> str: ...
 
 class Array:
     """Memory of one field of a batch."""

@@ -222,14 +222,29 @@ def _unique(parts: list[Part]) -> list[Part]:
 
 
 def _put_together(parts: list[Part]) -> list[Part]:
-    """Puts parts together until there are few enough: those whose names begin alike."""
-    levels = max((name.count(".") for name, _ in parts), default=0)
-    while len(parts) > PARTS and levels >= 0:
-        groups: dict[str, list[bytes]] = {}
-        for name, digest in parts:
-            groups.setdefault(".".join(name.split(".")[: levels + 1]), []).append(digest)
-        parts = [(name, digests[0] if len(digests) == 1 else _hash(*digests)) for name, digests in groups.items()]
-        levels -= 1
+    """Puts parts together until there are few enough: those of the objects that have most, such as long containers."""
+    while len(parts) > PARTS:
+        owners: dict[str, list[Part]] = {}
+        for part in parts:
+            owners.setdefault(part[0].rpartition(".")[0] or part[0], []).append(part)
+        most = sorted(owners, key=lambda owner: (-len(owners[owner]), owner))
+        left, together = len(parts), set()
+        for owner in most:
+            if left <= PARTS or len(owners[owner]) == 1:
+                break
+            together.add(owner)
+            left -= len(owners[owner]) - 1
+        if not together:
+            if all("." not in name for name, _ in parts):
+                break
+            # No two of them have the same owner, so the owners of these are next.
+            together.update(most)
+        parts = []
+        for owner, its_own in owners.items():
+            if owner in together:
+                parts.append((owner, _hash(*(name.encode() + digest for name, digest in its_own))))
+            else:
+                parts += its_own
     return parts
 
 

@@ -225,7 +225,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         arguments.check_workers(num_workers, timeout, prefetch_factor, persistent_workers, multiprocessing_context)
         arguments.check_exclusive(batch_size, shuffle, sampler, batch_sampler, drop_last)
         self.dataset = dataset
-        size = None if batch_size is None else arguments.integer("batch_size", batch_size, 1, 2**31 - 1)
+        size = None if batch_size is None else arguments.integer("batch_size", batch_size, 1, sys.maxsize)
         self.batch_size = size if batch_sampler is None else None
         self.num_workers: int | None = num_workers
         self._given_workers = num_workers
@@ -267,7 +267,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self._given_rank = GivenRank(rank, world_size, group)
         shared_order = self._decide_order(shuffle, subset)
         self._options = JobOptions(
-            name=name or os.path.basename(sys.argv[0] or "python"),
+            name=name or _name_of_script(),
             socket=socket,
             # Two workers in a row may each spend the limit on a sample before its failure is reported.
             timeout=self._limit if self._is_native else 3 * self._limit,
@@ -857,3 +857,9 @@ def _folds_of(options: JobOptions, *, has_own_order: bool) -> Callable[[Any], Fo
     if options.subset is not None or options.draws is not None or has_own_order:
         return lambda _: None
     return lambda dataset: fold_of(dataset, is_shuffled=options.shuffle)
+
+
+def _name_of_script() -> str:
+    """Returns the name of the script that runs, for people. A path need not be text."""
+    script = os.path.basename(sys.argv[0]) if sys.argv else ""
+    return script.encode(errors="replace").decode() or "python"

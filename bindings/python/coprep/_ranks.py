@@ -74,7 +74,7 @@ def may_be_one_of_several() -> bool:
     """Returns whether this process was started with others, so that a rank which its code names may be its own."""
     multiprocessing: Any = sys.modules.get("multiprocessing.process")
     is_child = multiprocessing is not None and multiprocessing.parent_process() is not None
-    return is_child or _has_process_group() or any(os.environ.get(name, "1") != "1" for name in _SIZES)
+    return is_child or _has_process_group() or any(os.environ.get(name) not in (None, "", "1") for name in _SIZES)
 
 
 def _has_process_group() -> bool:
@@ -87,11 +87,11 @@ def _found() -> tuple[int, int]:
     if _has_process_group():
         torch = sys.modules["torch"]
         found = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    elif "RANK" in env and "WORLD_SIZE" in env:
+    elif env.get("RANK") and env.get("WORLD_SIZE"):
         found = int(env["RANK"]), int(env["WORLD_SIZE"])
     else:
         return 0, 1
-    local = int(env.get("LOCAL_WORLD_SIZE", found[1]))
+    local = int(env.get("LOCAL_WORLD_SIZE") or found[1])
     if local != found[1]:
         raise ValueError(
             f"this job has {found[1]} ranks, {local} of them on this node: ranks share a loader within a node only. "

@@ -239,12 +239,18 @@ def _torch(module: Any) -> Found:
     yield "torch.grad_enabled", module.is_grad_enabled(), True
     yield "torch.float32_matmul_precision", module.get_float32_matmul_precision(), "highest"
     yield "torch.inference_mode", module.is_inference_mode_enabled(), False
+    yield "torch.flush_denormal", _flushes_denormals(module), False
     yield "torch.autocast", module._C._is_any_autocast_enabled(), False
     options = module._tensor_str.PRINT_OPTS
     yield "torch.printoptions", (options.precision, options.threshold, options.edgeitems), (4, 1000, 3)
     if hasattr(module.serialization, "get_safe_globals"):
         safe = [code for code in module.serialization.get_safe_globals() if not _is_of(code, "torch")]
         yield "torch.safe_globals", sorted(safe, key=str), []
+
+
+def _flushes_denormals(torch: Any) -> bool:
+    # PyTorch sets it, and does not tell it.
+    return not torch.tensor([5e-324], dtype=torch.float64).mul_(1).count_nonzero()
 
 
 def _cudnn(module: Any) -> Found:
@@ -284,6 +290,23 @@ def _cv2(module: Any) -> Found:
 
 def _datasets(module: Any) -> Found:
     yield "datasets.caching", module._CACHING_ENABLED, True
+
+
+def _sklearn(module: Any) -> Found:
+    yield "sklearn.config", module.get_config(), module._global_config
+
+
+def _mmcv(module: Any) -> Found:
+    yield "mmcv.backend", module.imread_backend, "cv2"
+
+
+def _decord(module: Any) -> Found:
+    yield "decord.bridge", getattr(module._CURRENT_BRIDGE, "type", "native"), "native"
+
+
+def _librosa(module: Any) -> Found:
+    library = module.get_fftlib()
+    yield "librosa.fftlib", (getattr(library, "__name__", None), library), ("numpy.fft", sys.modules["numpy.fft"])
 
 
 def _gc(module: Any) -> Found:
@@ -344,6 +367,10 @@ _LIBRARIES: dict[str, Callable[[Any], Found]] = {
     "pandas._config.config": _pandas,
     "cv2": _cv2,
     "datasets.fingerprint": _datasets,
+    "sklearn._config": _sklearn,
+    "mmcv.image.io": _mmcv,
+    "decord.bridge": _decord,
+    "librosa.core.fft": _librosa,
 }
 """Functions that find the switches of a module."""
 _NAMED: dict[str, Callable[[Any], Found]] = {

@@ -21,6 +21,8 @@ from coprep._servers import check_may_spawn, start_method
 from coprep._told import NOTHING, Told
 
 Part = tuple[str, bytes]
+MOST_SAMPLES = 2**32 - 1
+"""Ids have 32 bits, and a count of samples too."""
 
 
 class Identity(NamedTuple):
@@ -204,8 +206,14 @@ def _name(dataset: Any) -> str:
 
 def _length(dataset: Any) -> int:
     try:
-        return len(dataset)
+        samples = len(dataset)
     except TypeError:
         raise TypeError(
             f"{_name(dataset)} has no length: samples are shared by their ids, 0 to len(dataset) - 1, so define __len__"
         ) from None
+    if samples > MOST_SAMPLES:
+        raise ValueError(
+            f"{_name(dataset)} has {samples:,} samples, and at most {MOST_SAMPLES:,} are shared by their ids: let "
+            "__len__ give the samples of an epoch, or make it a torch.utils.data.IterableDataset"
+        )
+    return samples

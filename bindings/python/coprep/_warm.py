@@ -159,6 +159,7 @@ def _fill_native(loader: DataLoader, report: Report) -> dict[str, Any]:
             socket=options.socket,
             cache=options.cache,
             cache_bytes=options.cache_bytes,
+            keep=_is_to_keep(),
         )
     )
     return done
@@ -187,9 +188,14 @@ def _fill_by_an_epoch(loader: DataLoader, report: Report) -> dict[str, Any]:
         if time.monotonic() > last_report + _BETWEEN_REPORTS:
             last_report = time.monotonic()
             report(progress={"done": done, "total": total})
-    kept: dict[str, Any] = json.loads(_coprep.keep_warm(attached["stream"], loader._options.socket))
+    kept: dict[str, Any] = json.loads(_coprep.keep_warm(attached["stream"], loader._options.socket, _is_to_keep()))
     native.close()
     return {**kept, "done": done, "total": total, "failed": total - done}
+
+
+def _is_to_keep() -> bool:
+    """Returns whether ``coprep warm --keep`` runs this script."""
+    return bool(os.environ.get("COPREP_WARM_KEEP"))
 
 
 if __name__ == "__main__":

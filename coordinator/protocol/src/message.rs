@@ -7,9 +7,9 @@ use rkyv::{Archive, Deserialize, Serialize};
 use crate::dataset_url::UrlScheme;
 use crate::given_credentials::TimedCredentials;
 pub use crate::message::status::{
-    CacheStatus, CostStatus, DiskCacheStatus, DiskStatus, FormStatus, GpuStatus, JobStatus,
-    OutageStatus, PoolStatus, RingStatus, SampleCost, Stalls, Status, StoreStatus, StreamStatus,
-    Totals,
+    CacheStatus, CostStatus, DiskCacheStatus, DiskStatus, FormStatus, GivenWay, GpuStatus,
+    JobStatus, OutageStatus, PoolStatus, RingStatus, SampleCost, Stalls, Status, StoreStatus,
+    StreamStatus, Totals,
 };
 use crate::spec::{Field, PipelineSpec, Source};
 use crate::store_variables::StoreVariables;
@@ -119,6 +119,8 @@ pub enum Request {
     KeepWarm {
         /// Number of the stream.
         stream: u64,
+        /// As [`Warm::keep`].
+        keep: bool,
     },
     /// Ask how the samples of a stream are made. Answered by [`Reply::Pipeline`].
     Pipeline {
@@ -386,6 +388,8 @@ pub struct Warm {
     pub provider: Option<u128>,
     /// Form and size of the cache.
     pub cache: CacheRequest,
+    /// `true` if the cache stays though nothing uses it and another dataset needs the room.
+    pub keep: bool,
 }
 
 /// A message from the coordinator to a client.

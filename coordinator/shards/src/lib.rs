@@ -13,6 +13,7 @@ mod dali;
 mod fault;
 mod index;
 mod index_files;
+mod json_label;
 mod locate;
 mod members;
 mod open;

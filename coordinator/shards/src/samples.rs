@@ -11,6 +11,7 @@ use coprep_storage::MOST_BYTES;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::fault::ShardFault;
+use crate::json_label;
 use crate::members::Member;
 
 /// Most bytes of a member that holds a label.
@@ -359,10 +360,9 @@ impl LabelPart {
                 })
             }
             Some(field) => {
-                let json: serde_json::Value = serde_json::from_slice(content)
+                let json = json_label::parse(content)
                     .map_err(|e| format!("has a .{} that is no JSON: {e}", self.ending))?;
-                let value = json.get(field).and_then(serde_json::Value::as_i64);
-                value.ok_or_else(|| {
+                json_label::integer_at(&json, field).ok_or_else(|| {
                     format!("has no integer field {field:?} in its .{}", self.ending)
                 })
             }

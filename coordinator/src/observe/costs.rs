@@ -16,6 +16,10 @@ use crate::observe::preparation_cost::PreparationCost;
 /// Number of pipelines whose costs are kept. Beyond it, the costs of a pipeline that no stream uses are dropped.
 const MOST_KEPT: usize = 16;
 
+/// Number of samples whose costs are kept. A dataset that claims more has them drawn without an end, and each hardly ever
+/// comes again.
+const MOST_SAMPLES: u32 = 1 << 28;
+
 /// The costs of one pipeline; see the module.
 pub(crate) struct Costs {
     /// `false` if nothing is measured.
@@ -31,7 +35,7 @@ impl Costs {
     fn new(samples: u32, is_on: bool) -> Self {
         Costs {
             is_on,
-            table: CostTable::new(if is_on { samples } else { 0 }),
+            table: CostTable::new(if is_on { samples.min(MOST_SAMPLES) } else { 0 }),
             budget: AtomicU32::new(f32::NAN.to_bits()),
             recorder: CachePadded::new(Mutex::new(CostRecorder::new())),
         }

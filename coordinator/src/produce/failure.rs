@@ -33,6 +33,15 @@ impl Failure {
         Failure::new("prepare", message.into())
     }
 
+    /// Returns the failure of a sample over whose fetch a thread panicked.
+    pub(super) fn defect_of_fetch() -> Self {
+        Failure {
+            stage: STORAGE_STAGE,
+            is_unavailable: true,
+            ..Failure::defect()
+        }
+    }
+
     /// Converts it into the error that jobs are sent.
     pub(crate) fn of_sample(self, tag: u64, id: u32, path: String) -> SampleError {
         SampleError {

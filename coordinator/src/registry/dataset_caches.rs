@@ -1,10 +1,11 @@
 //! Opening the caches of datasets within one budget, and dropping them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use coprep_pipeline::{Dataset, Pipeline};
-use coprep_protocol::message::{CacheForm, CacheRequest};
+use coprep_protocol::message::{CacheForm, CacheRequest, GivenWay};
 use coprep_protocol::spec::PipelineSpec;
 
 use super::flights::{Flight, FlightOutcome, FlightParty, Waiter};
@@ -62,6 +63,7 @@ impl Registry {
         party: &dyn FlightParty,
         sizes: impl Fn() -> Result<SampleBytes> + Clone + Send + 'static,
     ) -> Result<Pin> {
+        self.free_if_outgrown(&needed);
         let mut may_be_others = true;
         loop {
             party.still_waits("its cache is being reserved", Instant::now())?;
@@ -106,17 +108,10 @@ impl Registry {
     }
 
     fn open_cache(&self, needed: &NeededCache, sizes: SampleBytes) -> Result<Arc<DatasetCache>> {
-        // If the kernel does not tell, only the budget bounds the cache.
-        let available = coprep_shared_memory::memory::available().unwrap_or(u64::MAX);
+        self.make_room(needed, sizes.capacity(needed.bytes, u64::MAX));
         let capacity = {
             let mut open = self.open();
-            // Memory that others are reserving now still counts as available.
-            let unclaimed = available.saturating_sub(open.reserved_bytes()) / 2;
-            let budget_left = self
-                .settings
-                .cache_budget
-                .saturating_sub(open.cache_bytes());
-            let capacity = sizes.capacity(needed.bytes, budget_left.min(unclaimed));
+            let capacity = sizes.capacity(needed.bytes, self.room(&open));
             // Reserved before the lock is released, so that two caches that open at once do not both count on these
             // bytes.
             open.reserved.push((needed.key, capacity));
@@ -157,13 +152,23 @@ impl Registry {
 
     /// Frees the caches that nothing uses, of one dataset or of all. Returns the number of freed bytes.
     pub(crate) fn drop_caches(&self, name: Option<&str>) -> u64 {
+        let bytes = self.free(|open| {
+            let unused = open.unused();
+            unused
+                .filter(|c| name.is_none_or(|n| c.belongs_to(n)))
+                .cloned()
+                .collect()
+        });
+        let on_disk = self.disk.as_ref().map_or(0, |disk| disk.drop_unused(name));
+        bytes + on_disk
+    }
+
+    /// Frees the caches that `choose` names, which nothing uses. Returns the number of freed bytes.
+    fn free(&self, choose: impl FnOnce(&mut Open) -> Vec<Arc<DatasetCache>>) -> u64 {
         let mut open = self.open();
-        let all = std::mem::take(&mut open.caches);
-        let is_unused = |c: &Arc<DatasetCache>| open.users(c) == 0 && !c.is_pinned();
-        let (gone, kept): (Vec<_>, Vec<_>) = all
-            .into_iter()
-            .partition(|c| is_unused(c) && name.is_none_or(|n| c.belongs_to(n)));
-        open.caches = kept;
+        let gone = choose(&mut open);
+        open.caches
+            .retain(|cache| gone.iter().all(|g| !Arc::ptr_eq(g, cache)));
         // A job that asks for one of them now waits until its segment is removed.
         let begin = |cache: &Arc<DatasetCache>| {
             open.reserved.push((cache.key, cache.capacity()));
@@ -173,15 +178,109 @@ impl Registry {
         let freeing: Vec<_> = gone.iter().map(begin).collect();
         drop(open);
         let bytes: u64 = gone.into_iter().map(DatasetCache::discard).sum();
-        let on_disk = self.disk.as_ref().map_or(0, |disk| disk.drop_unused(name));
         for flight in &freeing {
             self.land_cache(flight, FlightOutcome::Nothing);
         }
-        bytes + on_disk
+        bytes
+    }
+
+    /// Returns the bytes that a new cache may reserve.
+    fn room(&self, open: &Open) -> u64 {
+        // If the kernel does not tell, only the budget bounds the cache.
+        let available = coprep_shared_memory::memory::available().unwrap_or(u64::MAX);
+        // Memory that others are reserving now still counts as available.
+        let unclaimed = available.saturating_sub(open.reserved_bytes()) / 2;
+        let budget = self.settings.cache_budget;
+        budget.saturating_sub(open.cache_bytes()).min(unclaimed)
+    }
+
+    /// Frees caches that nothing uses, those used longest ago first, until there is room for a cache of `bytes` bytes.
+    ///
+    /// That no sample is evicted is promised to datasets in use. The others would keep their room for ever.
+    fn make_room(&self, needed: &NeededCache, bytes: u64) {
+        self.free(|open| {
+            let mut room = self.room(open);
+            let unused = open.unused().filter(|cache| !cache.is_kept());
+            let mut unused: Vec<_> = unused.cloned().collect();
+            unused.sort_by_key(|cache| cache.last_used());
+            let goes = |cache: &Arc<DatasetCache>| {
+                let is_short = room < bytes;
+                room = room.saturating_add(cache.capacity());
+                is_short
+            };
+            let gone: Vec<_> = unused.into_iter().take_while(goes).collect();
+            for cache in &gone {
+                open.given_way.note(cache, &needed.dataset_name);
+            }
+            gone
+        });
+    }
+
+    /// Frees the cache itself if nothing uses it, and it was given little room where there is much now: others may have
+    /// been in use when it was opened.
+    fn free_if_outgrown(&self, needed: &NeededCache) {
+        self.free(|open| {
+            let others = |cache: &&Arc<DatasetCache>| cache.key != needed.key && !cache.is_kept();
+            let unused: u64 = open.unused().filter(others).map(|c| c.capacity()).sum();
+            let room = self.room(open).saturating_add(unused);
+            let is_outgrown = |cache: &&Arc<DatasetCache>| {
+                let wanted = needed.bytes.unwrap_or(u64::MAX).min(cache.wanted());
+                let could_be = wanted.min(room.saturating_add(cache.capacity()));
+                cache.key == needed.key
+                    && could_be / MUCH_MORE >= cache.capacity()
+                    && !cache.is_named()
+                    && !cache.is_warmed()
+            };
+            let outgrown = open.unused().find(is_outgrown);
+            outgrown.cloned().into_iter().collect()
+        });
+    }
+
+    pub(crate) fn given_way(&self) -> Vec<GivenWay> {
+        self.open().given_way.status()
+    }
+}
+
+/// A cache is made anew if it could be this many times as large. What it holds is then prepared once more.
+const MUCH_MORE: u64 = 2;
+/// Number of caches that gave way, and are remembered.
+const MOST_GIVEN_WAY: usize = 8;
+
+/// The last caches that gave way to others.
+#[derive(Default)]
+pub(super) struct GaveWay(VecDeque<(GivenWay, Instant)>);
+
+impl GaveWay {
+    fn note(&mut self, cache: &DatasetCache, to: &str) {
+        let (dataset, bytes) = (cache.dataset(), cache.capacity());
+        tracing::info!(dataset, bytes, to, "an unused cache gives way");
+        let given_way = GivenWay {
+            dataset: dataset.to_owned(),
+            form: cache.form,
+            bytes,
+            to: to.to_owned(),
+            ago_s: 0.0,
+        };
+        self.0.push_front((given_way, Instant::now()));
+        self.0.truncate(MOST_GIVEN_WAY);
+    }
+
+    fn status(&self) -> Vec<GivenWay> {
+        let shown = |(given_way, at): &(GivenWay, Instant)| GivenWay {
+            ago_s: at.elapsed().as_secs_f64(),
+            ..given_way.clone()
+        };
+        self.0.iter().map(shown).collect()
     }
 }
 
 impl Open {
+    /// Returns the caches that nothing uses, or is about to use.
+    fn unused(&self) -> impl Iterator<Item = &Arc<DatasetCache>> {
+        let caches = self.caches.iter();
+        caches.filter(|cache| self.users(cache) == 0 && !cache.is_pinned())
+    }
+
     /// Returns the bytes of caches that are being opened or freed.
     fn reserved_bytes(&self) -> u64 {
         self.reserved.iter().map(|(_, bytes)| bytes).sum()

@@ -50,6 +50,7 @@ use crate::produce::producer::Producer;
 use crate::produce::threads::ThreadPool;
 pub(crate) use crate::registry::credentials::GivenByClient;
 use crate::registry::credentials::Providers;
+use crate::registry::dataset_caches::GaveWay;
 use crate::registry::datasets::ListingKey;
 use crate::registry::departures::Departures;
 use crate::registry::flights::{Flight, FlightOutcome, FlightParty, Flights, Waiter};
@@ -66,7 +67,7 @@ pub(crate) use crate::registry::waiting_client::WaitingClient;
 use crate::registry::warmth::names_no_form;
 use crate::stream::{
     Client, Numbers, RankId, Registration, Stream, StreamConfig, StreamKey, cohort_key,
-    fingerprint, layout,
+    fingerprint, layout, slots,
 };
 use crate::{Result, Settings};
 
@@ -120,6 +121,7 @@ struct Open {
     listing: Flights<ListingKey, Arc<Dataset>>,
     /// Bytes of caches that are being opened or freed. They count towards the budget.
     reserved: Vec<(CacheKey, u64)>,
+    given_way: GaveWay,
 }
 
 /// Result of the search for a job's stream.
@@ -287,6 +289,9 @@ impl Registry {
             return;
         }
         stream.end();
+        if let Some(cache) = stream.config.producer.cache() {
+            cache.note_use();
+        }
         let mut open = self.open();
         open.streams.retain(|s| !Arc::ptr_eq(s, stream));
         let is_idle = open.streams.is_empty();
@@ -437,23 +442,24 @@ impl Registry {
         flight: &Arc<Flight<Arc<Stream>>>,
     ) -> Result<Option<(Arc<Stream>, Option<Pin>)>> {
         check_use(request)?;
-        let slots = request.batch_size.max(1);
         // `seed_hint` is the seed that the job had before its coordinator ended. It keeps the order of its samples.
         let seed = request.seed.or(request.seed_hint);
         let seed = seed.unwrap_or_else(random_seed);
         let reserve = |producer: &Producer| {
             flight.step("the memory of its batches is being reserved");
             let numbers = Numbers::of(request, seed, producer.samples())?;
+            let epoch = Numbers::of_epoch(request, producer.samples());
             let layout = layout(
                 &producer.fields(numbers.are_ids()),
-                slots,
+                slots(request.batch_size, epoch),
+                epoch,
                 self.settings.staging_bytes,
             )?;
             StagingPool::create(layout).map_err(from_lower)
         };
         let (producer, pool, identity, pin) = match (&request.pipeline.source, runs_code(request)) {
             (Source::UserCode(user), Some((_, code))) => {
-                let opened = self.open_code(request, user, code, server, (slots, seed), flight)?;
+                let opened = self.open_code(request, user, code, server, seed, flight)?;
                 let Some((producer, pool, pin)) = opened else {
                     return Ok(None);
                 };

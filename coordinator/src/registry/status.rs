@@ -43,6 +43,7 @@ fn snapshot(registry: &Arc<Registry>, slow: u32) -> Status {
         pss_bytes: 0,
         cache_budget: registry.settings.cache_budget,
         caches: caches.iter().map(|c| c.status(registry.users(c))).collect(),
+        given_way: registry.given_way(),
         disk: registry.disk.as_ref().map(DiskTier::status),
         streams: registry.stream_status(slow),
         stores: stores(registry),

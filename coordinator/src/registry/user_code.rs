@@ -21,7 +21,7 @@ use crate::produce::processes::{
     GivenServer, Loaded, PoolOptions, Probing, ProcessPool, SampleShape, Trouble, WorkerStaging,
 };
 use crate::produce::producer::{Producer, UserCodeStore, naming_fields};
-use crate::stream::{Numbers, Stream, layout, most_blob};
+use crate::stream::{Numbers, Stream, layout, most_blob, slots};
 
 /// Number of times that a stream's fork server may end before it has made a sample. Beyond that, another one would not
 /// help. The second constant is how long such ends are remembered.
@@ -109,7 +109,7 @@ impl Registry {
         user: &UserDataset,
         code: &UserCode,
         given: Option<GivenServer>,
-        (slots, seed): (u32, u64),
+        seed: u64,
         flight: &Arc<Flight<Arc<Stream>>>,
     ) -> Result<Option<(Producer, StagingPool, Option<Pin>)>> {
         check_user_form(self.form(request), user)?;
@@ -122,13 +122,16 @@ impl Registry {
         let probing = Probing {
             ids: |samples| probes(request, samples, user.split),
             split: user.split,
-            most_blob: most_blob(slots, self.settings.staging_bytes),
+            most_blob: |samples| {
+                let slots = slots(request.batch_size, Numbers::of_epoch(request, samples));
+                most_blob(slots, self.settings.staging_bytes)
+            },
             workers: self.code_workers(request),
         };
         let is_awaited = || flight.is_awaited();
         let giver = given.giver.clone();
         let opened = Loaded::start(given, code, is_awaited, probing)
-            .and_then(|loaded| self.process_pool(request, user, loaded, (slots, seed), flight));
+            .and_then(|loaded| self.process_pool(request, user, loaded, seed, flight));
         match opened {
             Err(e) if matches!(e.kind(), ErrorKind::ForkServerKilled) => {
                 tracing::warn!(error = %e, "another fork server of user code is needed");
@@ -145,7 +148,7 @@ impl Registry {
         request: &Attach,
         user: &UserDataset,
         loaded: Loaded,
-        (slots, seed): (u32, u64),
+        seed: u64,
         flight: &Arc<Flight<Arc<Stream>>>,
     ) -> Result<(Producer, StagingPool, Option<Pin>)> {
         let form = self.form(request);
@@ -156,7 +159,9 @@ impl Registry {
             let numbers = Numbers::of(request, seed, samples)?;
             let fields = shape.fields.iter().cloned();
             let fields: Vec<_> = fields.chain(naming_fields(numbers.are_ids())).collect();
-            let layout = layout(&fields, slots, self.settings.staging_bytes)?;
+            let epoch = Numbers::of_epoch(request, samples);
+            let slots = slots(request.batch_size, epoch);
+            let layout = layout(&fields, slots, epoch, self.settings.staging_bytes)?;
             let pool = StagingPool::create_shared(layout).map_err(from_lower)?;
             let cached = CachedSamples {
                 name: &user.name,

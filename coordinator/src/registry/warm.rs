@@ -134,7 +134,7 @@ pub(crate) fn warm(
     )?;
     let cache = recipe.cache.clone();
     match &cache {
-        Some(cache) => cache.mark_warmed(),
+        Some(cache) => mark(cache, request.keep),
         None if recipe.disk.is_some() => {}
         None => {
             return Err(invalid("nothing to warm: the cache is off").with_remedy(
@@ -173,12 +173,12 @@ fn blocks_of(dataset: &Dataset) -> Result<Option<BlockReads>> {
 }
 
 /// Serves [`coprep_protocol::message::Request::KeepWarm`].
-pub(crate) fn keep(stream: &Stream) -> Result<WarmProgress> {
+pub(crate) fn keep_warm(stream: &Stream, keep: bool) -> Result<WarmProgress> {
     let producer = &stream.config.producer;
     let cache = producer
         .cache()
         .ok_or_else(|| invalid("nothing to keep: the stream has no cache"))?;
-    cache.mark_warmed();
+    mark(cache, keep);
     let samples = u64::from(producer.samples());
     let so_far = WarmProgress {
         done: samples,
@@ -186,6 +186,13 @@ pub(crate) fn keep(stream: &Stream) -> Result<WarmProgress> {
         ..WarmProgress::default()
     };
     Ok(with_usage(so_far, Some(cache), None))
+}
+
+fn mark(cache: &DatasetCache, keep: bool) {
+    cache.mark_warmed();
+    if keep {
+        cache.keep_unused();
+    }
 }
 
 /// Adds the usage of the cache and of the local disk.

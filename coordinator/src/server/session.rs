@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use fail::fail_point;
 use crate::Result;
 use crate::connection::peer::{ConnectionEvent, Peer};
 use crate::connection::reply_queue::{ReplyQueue, ReplyWriter};
-use crate::error::{from_lower, invalid, refusal};
+use crate::error::{defect, from_lower, invalid, refusal};
 use crate::produce::processes::{GivenServer, Giver};
 use crate::registry::{Answer, GivenByClient, MeetingParty, Registry, Shadow, WaitingClient};
 use crate::registry::{status, warm};
@@ -180,10 +180,20 @@ impl Session<'_> {
 
     fn answer(&mut self, request: Request, descriptors: Vec<OwnedFd>) -> frame::Result<()> {
         fail_point!("session-request");
-        match self.handle(request, descriptors) {
-            Ok(Some(reply)) => self.client.reply_queue.send(&reply),
-            Ok(None) => Ok(()),
-            Err(e) => self.client.reply_queue.send(&Reply::Refused(refusal(&e))),
+        let was_attached = self.attached.is_some();
+        let handled = catch_unwind(AssertUnwindSafe(|| self.handle(request, descriptors)));
+        match handled {
+            Ok(Ok(Some(reply))) => self.client.reply_queue.send(&reply),
+            Ok(Ok(None)) => Ok(()),
+            Ok(Err(e)) => self.client.reply_queue.send(&Reply::Refused(refusal(&e))),
+            // Its client attaches again, and the stream knows what it was given.
+            Err(panic) if was_attached => resume_unwind(panic),
+            Err(_) => {
+                // Without an answer the client would connect and ask again, and the same request may panic each time.
+                let refused = Reply::Refused(refusal(&defect("a request panicked")));
+                self.client.reply_queue.send(&refused)?;
+                Err(frame::malformed("a request panicked"))
+            }
         }
     }
 
@@ -227,7 +237,7 @@ impl Session<'_> {
             Request::Warm(request) => self.warm(&request).map(Some),
             Request::Status { slow } => Ok(Some(self.status(slow))),
             Request::Drop { name } => Ok(Some(self.drop_caches(name.as_deref()))),
-            Request::KeepWarm { stream } => self.keep_warm(stream).map(Some),
+            Request::KeepWarm { stream, keep } => self.keep_warm(stream, keep).map(Some),
             Request::Pipeline { stream } => self.pipeline(stream).map(Some),
             Request::Throttle {
                 bytes_per_s,
@@ -490,9 +500,9 @@ impl Session<'_> {
         Reply::Dropped { bytes }
     }
 
-    fn keep_warm(&self, stream: u64) -> Result<Reply> {
+    fn keep_warm(&self, stream: u64, keep: bool) -> Result<Reply> {
         let stream = self.stream(stream)?;
-        warm::keep(&stream).map(Reply::Warmed)
+        warm::keep_warm(&stream, keep).map(Reply::Warmed)
     }
 
     fn pipeline(&self, stream: u64) -> Result<Reply> {

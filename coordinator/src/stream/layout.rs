@@ -11,8 +11,20 @@ const BUFFERS: std::ops::RangeInclusive<u64> = 12..=64;
 /// Where samples may be larger than their slots, one part in this many of the staging area is reserved for larger ones.
 const FOR_LARGE: u64 = 4;
 
-/// Returns the layout of the staging area of a stream whose first job has batches of `slots` samples.
-pub(crate) fn layout(fields: &[Field], slots: u32, staging_bytes: u64) -> Result<Layout> {
+/// Returns the samples of a staging buffer, for a first job with batches of `batch` samples and `epoch` numbers in an
+/// epoch, if that is known.
+pub(crate) fn slots(batch: u32, epoch: Option<u32>) -> u32 {
+    batch.min(epoch.unwrap_or(u32::MAX)).max(1)
+}
+
+/// Returns the layout of the staging area of a stream whose first job has batches of `slots` samples, and `epoch` numbers
+/// in an epoch, if that is known. There are no more buffers than an epoch fills, and two for the next one.
+pub(crate) fn layout(
+    fields: &[Field],
+    slots: u32,
+    epoch: Option<u32>,
+    staging_bytes: u64,
+) -> Result<Layout> {
     // Only a field of variable size can be larger than its slot.
     let blob = fields.iter().position(|field| field.name == BLOB);
     let for_large = blob.map_or(0, |_| staging_bytes / FOR_LARGE);
@@ -20,7 +32,10 @@ pub(crate) fn layout(fields: &[Field], slots: u32, staging_bytes: u64) -> Result
     // A layout of one buffer gives the bytes of each.
     let one = Layout::new(&sizes, slots, 1).map_err(from_lower)?;
     let fitting = (staging_bytes - for_large) / one.stride().max(1) as u64;
-    let buffers = fitting.clamp(*BUFFERS.start(), *BUFFERS.end());
+    let of_epoch = epoch.map_or(u64::MAX, |epoch| u64::from(epoch.div_ceil(slots)) + 2);
+    let buffers = fitting
+        .clamp(*BUFFERS.start(), *BUFFERS.end())
+        .min(of_epoch);
     let layout = Layout::new(&sizes, slots, buffers as u32).map_err(from_lower)?;
     let Some(blob) = blob else {
         return Ok(layout);
@@ -58,7 +73,7 @@ mod tests {
 
     #[test]
     fn samples_of_a_fixed_size_take_all_of_the_staging_area() {
-        let layout = layout(&[field("image", 4 << 20)], 4, STAGING).unwrap();
+        let layout = layout(&[field("image", 4 << 20)], 4, None, STAGING).unwrap();
         assert_eq!((layout.buffers, layout.large_limit()), (16, 0));
     }
 
@@ -66,16 +81,30 @@ mod tests {
     fn samples_of_any_size_stay_within_the_staging_area() {
         for (slots, blob) in [(1, 64u32), (8, 200_000), (256, 64), (4, 2 << 20)] {
             let room = u64::from(blob).min(most_blob(slots, STAGING)) as u32;
-            let layout = layout(&[field(BLOB, room)], slots, STAGING).unwrap();
+            let layout = layout(&[field(BLOB, room)], slots, None, STAGING).unwrap();
             assert_eq!(bytes(&layout), STAGING, "{slots} {blob}");
             assert!(layout.large_limit() >= STAGING / 4 && layout.buffers >= 12);
         }
     }
 
     #[test]
+    fn an_epoch_bounds_the_staging_area() {
+        let of = |batch: u32, epoch: u32| {
+            let slots = slots(batch, Some(epoch));
+            let layout = layout(&[field("image", 150_528)], slots, Some(epoch), STAGING).unwrap();
+            (layout.slots, layout.buffers)
+        };
+        assert_eq!(of(u32::MAX, 50), (50, 3), "one batch holds everything");
+        assert_eq!(of(30, 50), (30, 4));
+        assert_eq!(of(1, 5), (1, 7));
+        assert_eq!(of(32, 1_000_000), (32, 55), "as many as fit");
+        assert_eq!(of(8, 0), (1, 2));
+    }
+
+    #[test]
     fn what_lies_beside_a_blob_may_take_more() {
         let fields = [field("image", 40 << 20), field(BLOB, 64)];
-        let layout = layout(&fields, 2, STAGING).unwrap();
+        let layout = layout(&fields, 2, None, STAGING).unwrap();
         assert_eq!((layout.buffers, layout.large_limit()), (12, STAGING / 4));
     }
 }

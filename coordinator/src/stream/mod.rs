@@ -53,7 +53,7 @@ use crate::stream::counters::Counters;
 use crate::stream::engine::Engine;
 pub(crate) use crate::stream::engine::departed::Leaver;
 pub(crate) use crate::stream::engine::orders::{EpochOrder, cohort_key};
-pub(crate) use crate::stream::layout::{layout, most_blob};
+pub(crate) use crate::stream::layout::{layout, most_blob, slots};
 pub(crate) use crate::stream::numbers::{Drawn, Numbers, fingerprint};
 use crate::stream::replay::Replay;
 use crate::stream::sample::ProducerFields;

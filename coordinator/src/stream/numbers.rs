@@ -71,6 +71,13 @@ const DRAW: u64 = u64::MAX;
 const MOST_ATTEMPTS: u32 = 1000;
 
 impl Numbers {
+    /// Returns how many numbers an epoch of a dataset of `samples` samples has, or `None` if that becomes known when it
+    /// begins.
+    pub(crate) fn of_epoch(request: &Attach, samples: u32) -> Option<u32> {
+        let draws = request.draws.as_ref();
+        (!request.is_of_cohort()).then(|| draws.map_or(samples, |draws| draws.count))
+    }
+
     /// Creates the mapping for the jobs of a stream.
     ///
     /// # Errors

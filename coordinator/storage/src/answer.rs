@@ -8,6 +8,7 @@ use std::error::Error as StdError;
 
 use object_store::client::{HttpError, HttpErrorKind};
 
+use crate::connector::TOO_LONG;
 use crate::job_credentials::NONE_GIVEN;
 
 /// The reason why a request has failed.
@@ -31,6 +32,8 @@ pub(crate) enum AnswerMeaning {
     Refused,
     /// The bucket lies in another region.
     OtherRegion,
+    /// The store sends on to another address.
+    SentOn,
     /// The key cannot be used in a request.
     BadKey,
     /// The server gives whole objects only.
@@ -39,6 +42,8 @@ pub(crate) enum AnswerMeaning {
     NoConnection,
     /// No request was made, because the jobs that give the credentials gave none.
     NoneGiven,
+    /// A listing that cannot be used: it is too long, or comes round.
+    Unusable,
     /// Something else, which may pass.
     Passing,
 }
@@ -85,6 +90,7 @@ pub(crate) fn interpret(error: &object_store::Error) -> FailedAnswer {
             AnswerMeaning::OtherRegion
         }
         _ if chain.text.contains("Range request not supported") => AnswerMeaning::NoRanges,
+        _ if chain.innermost == TOO_LONG => AnswerMeaning::Unusable,
         Os::NotFound { .. } => AnswerMeaning::NoObject,
         Os::Precondition { .. } | Os::NotModified { .. } => AnswerMeaning::OtherObject,
         // The object has become shorter than the range that was asked for.
@@ -92,6 +98,7 @@ pub(crate) fn interpret(error: &object_store::Error) -> FailedAnswer {
         Os::PermissionDenied { .. } | Os::Unauthenticated { .. } => AnswerMeaning::Refused,
         Os::InvalidPath { .. } => AnswerMeaning::BadKey,
         _ if matches!(chain.status(), Some(301 | 307)) => AnswerMeaning::OtherRegion,
+        _ if matches!(chain.status(), Some(302 | 303 | 308)) => AnswerMeaning::SentOn,
         _ if matches!(chain.status(), Some(401 | 403)) => AnswerMeaning::Refused,
         _ if chain.transport == Some(HttpErrorKind::Connect) => AnswerMeaning::NoConnection,
         _ => AnswerMeaning::Passing,
@@ -163,6 +170,7 @@ impl Chain {
             return code.to_owned();
         }
         match self.transport {
+            _ if self.innermost == TOO_LONG => TOO_LONG.into(),
             Some(HttpErrorKind::Timeout) => "it does not answer in time".into(),
             // The innermost error is that of the operating system or of TLS, which knows no URL.
             Some(HttpErrorKind::Connect) => format!("no connection: {}", self.innermost),

@@ -14,6 +14,7 @@ use object_store::{Result, StaticCredentialProvider};
 
 use crate::credential_process::CredentialProcess;
 use crate::file::read_text;
+use crate::headers;
 use crate::variables::Variables;
 
 /// Beginnings of settings by which a profile signs in, if it has neither keys nor a program.
@@ -140,6 +141,8 @@ impl AwsProfile {
         });
         match self.way() {
             Way::Keys(keys) => {
+                headers::check_keys(&keys)
+                    .map_err(|why| error(format!("the profile {}: {why}", self.name)))?;
                 Ok(builder.with_credentials(Arc::new(StaticCredentialProvider::new(keys))))
             }
             Way::Program(command) => {

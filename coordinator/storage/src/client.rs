@@ -4,10 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::aws_profile::AwsProfile;
+use crate::connector::StoreConnector;
 use crate::file::check_text;
+use crate::headers;
 use crate::http_options::{is_plain, options, retry};
 use crate::hub::{self, HubStore};
-use crate::traffic::{CountingConnector, TrafficCounters};
+use crate::traffic::TrafficCounters;
 use crate::variables::Variables;
 use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
@@ -207,6 +209,30 @@ fn check_files(scheme: UrlScheme, variables: &Variables) -> Result<()> {
     Ok(())
 }
 
+/// Refuses values of variables, or of a profile, that no header can have.
+fn check_texts(values: &[(&str, Option<String>)]) -> Result<()> {
+    let given = values
+        .iter()
+        .filter_map(|(name, value)| Some((*name, value.as_deref()?)));
+    for (name, value) in given {
+        headers::check(name, value).map_err(unusable)?;
+    }
+    Ok(())
+}
+
+fn check_endpoint(name: &str, address: Option<&str>) -> Result<()> {
+    address.map_or(Ok(()), |address| {
+        headers::check_address(name, address).map_err(unusable)
+    })
+}
+
+fn unusable(why: String) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "variables",
+        source: why.into(),
+    }
+}
+
 /// Returns a client of the store of a URL, whose requests `counters` count. No request is made.
 pub(crate) fn client(
     url: &DatasetUrl,
@@ -214,19 +240,19 @@ pub(crate) fn client(
     counters: &Arc<TrafficCounters>,
 ) -> Result<Arc<dyn ObjectStore>> {
     check_files(url.scheme, variables)?;
-    let connector = CountingConnector(counters.clone());
     let bucket = &url.bucket;
+    let open = || StoreConnector::Open(counters.clone());
     Ok(match url.scheme {
-        UrlScheme::S3 => Arc::new(s3(bucket, variables, connector)?),
-        UrlScheme::Gs => Arc::new(gs(bucket, variables, connector)?),
-        UrlScheme::Az => Arc::new(az(bucket, variables, connector)?),
-        UrlScheme::Hf => Arc::new(HubStore::new(bucket, variables, &connector)?),
+        UrlScheme::S3 => Arc::new(s3(bucket, variables, counters)?),
+        UrlScheme::Gs => Arc::new(gs(bucket, variables, counters)?),
+        UrlScheme::Az => Arc::new(az(bucket, variables, counters)?),
+        UrlScheme::Hf => Arc::new(HubStore::new(bucket, variables, &open())?),
         UrlScheme::Http | UrlScheme::Https => Arc::new(
             HttpBuilder::new()
                 .with_url(url.store())
                 .with_client_options(options(url.scheme == UrlScheme::Http))
                 .with_retry(retry())
-                .with_http_connector(connector)
+                .with_http_connector(open())
                 .build()?,
         ),
     })
@@ -249,7 +275,7 @@ pub(crate) fn may_list_in_order(url: &DatasetUrl, variables: &Variables) -> bool
     }
 }
 
-fn s3(bucket: &str, variables: &Variables, connector: CountingConnector) -> Result<AmazonS3> {
+fn s3(bucket: &str, variables: &Variables, counters: &Arc<TrafficCounters>) -> Result<AmazonS3> {
     let with = |b: AmazonS3Builder, key, value: &str| b.with_config(key, value);
     let builder = variables.configured("AWS_", AmazonS3Builder::from_env, with);
     let builder = match profile(variables)? {
@@ -260,21 +286,36 @@ fn s3(bucket: &str, variables: &Variables, connector: CountingConnector) -> Resu
         Some(pool) => builder.with_credentials(Arc::new(pool.for_s3())),
         None => builder,
     };
-    let keys = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
-    let endpoint = keys.iter().find_map(|key| builder.get_config_value(key));
+    let value = |key| builder.get_config_value(&key);
+    check_texts(&[
+        ("AWS_ACCESS_KEY_ID", value(AmazonS3ConfigKey::AccessKeyId)),
+        (
+            "AWS_SECRET_ACCESS_KEY",
+            value(AmazonS3ConfigKey::SecretAccessKey),
+        ),
+        ("AWS_SESSION_TOKEN", value(AmazonS3ConfigKey::Token)),
+        ("AWS_REGION", value(AmazonS3ConfigKey::Region)),
+        (
+            "AWS_DEFAULT_REGION",
+            value(AmazonS3ConfigKey::DefaultRegion),
+        ),
+    ])?;
+    let endpoint =
+        value(AmazonS3ConfigKey::S3Endpoint).or_else(|| value(AmazonS3ConfigKey::Endpoint));
+    check_endpoint("AWS_ENDPOINT_URL", endpoint.as_deref())?;
     let is_plain = is_plain(endpoint.as_deref());
     builder
         .with_client_options(options(is_plain))
         .with_bucket_name(bucket)
         .with_retry(retry())
-        .with_http_connector(connector)
+        .with_http_connector(StoreConnector::Signed(counters.clone()))
         .build()
 }
 
 fn gs(
     bucket: &str,
     variables: &Variables,
-    connector: CountingConnector,
+    counters: &Arc<TrafficCounters>,
 ) -> Result<GoogleCloudStorage> {
     let with = |b: GoogleCloudStorageBuilder, key, value: &str| b.with_config(key, value);
     let builder = variables.configured("GOOGLE_", GoogleCloudStorageBuilder::from_env, with);
@@ -284,11 +325,13 @@ fn gs(
         None => builder,
     };
     let base = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+    check_endpoint("GOOGLE_BASE_URL", base.as_deref())?;
+    let is_plain = is_plain(base.as_deref());
     builder
-        .with_client_options(options(is_plain(base.as_deref())))
+        .with_client_options(options(is_plain))
         .with_bucket_name(bucket)
         .with_retry(retry())
-        .with_http_connector(connector)
+        .with_http_connector(StoreConnector::Signed(counters.clone()))
         .build()
 }
 
@@ -331,7 +374,7 @@ fn with_google_files(
 fn az(
     container: &str,
     variables: &Variables,
-    connector: CountingConnector,
+    counters: &Arc<TrafficCounters>,
 ) -> Result<MicrosoftAzure> {
     let with = |b: MicrosoftAzureBuilder, key, value: &str| b.with_config(key, value);
     let builder = variables.configured("AZURE_", MicrosoftAzureBuilder::from_env, with);
@@ -345,14 +388,28 @@ fn az(
         Some(pool) => builder.with_credentials(Arc::new(pool.for_azure())),
         None => builder,
     };
-    let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
+    let value = |key| builder.get_config_value(&key);
+    check_texts(&[
+        (
+            "AZURE_STORAGE_ACCOUNT_NAME",
+            value(AzureConfigKey::AccountName),
+        ),
+        (
+            "AZURE_STORAGE_ACCOUNT_KEY",
+            value(AzureConfigKey::AccessKey),
+        ),
+        ("AZURE_STORAGE_SAS_KEY", value(AzureConfigKey::SasKey)),
+        ("AZURE_STORAGE_TOKEN", value(AzureConfigKey::Token)),
+    ])?;
+    let endpoint = value(AzureConfigKey::Endpoint);
+    check_endpoint("AZURE_STORAGE_ENDPOINT", endpoint.as_deref())?;
     // The emulator speaks plain HTTP.
     let is_plain = is_plain(endpoint.as_deref()) || is_emulated(&builder);
     builder
         .with_client_options(options(is_plain))
         .with_container_name(container)
         .with_retry(retry())
-        .with_http_connector(connector)
+        .with_http_connector(StoreConnector::Signed(counters.clone()))
         .build()
 }
 

@@ -20,6 +20,7 @@ use serde::Deserialize;
 use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::{sleep, timeout};
 
+use crate::headers;
 use crate::variables::Variables;
 
 /// Longest time that a program may take to print credentials.
@@ -285,12 +286,14 @@ fn credentials_in(printed: &[u8]) -> std::result::Result<GivenCredentials, Strin
             Some(Lifetime::until(end.into()))
         }
     };
+    let keys = AwsCredential {
+        key_id: printed.access_key_id,
+        secret_key: printed.secret_access_key,
+        token: printed.session_token,
+    };
+    headers::check_keys(&keys).map_err(|why| format!("has printed what cannot be sent: {why}"))?;
     Ok(GivenCredentials {
-        credential: Arc::new(AwsCredential {
-            key_id: printed.access_key_id,
-            secret_key: printed.secret_access_key,
-            token: printed.session_token,
-        }),
+        credential: Arc::new(keys),
         lifetime,
     })
 }

@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use coprep_shared_memory::descriptors;
-use object_store::{BackoffConfig, ClientOptions, RetryConfig};
+use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, RetryConfig};
+use reqwest::ClientBuilder;
 
 /// Longest time to connect, and longest time without a byte.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time to connect to the metadata server of a cloud, which is near or not there.
+const METADATA_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The library's own retries. They are short, because they use the credentials of the first try.
 const RETRIES: usize = 3;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,6 +29,30 @@ pub(crate) fn options(is_plain: bool) -> ClientOptions {
         .with_timeout_disabled()
         .with_read_timeout(READ_TIMEOUT)
         .with_pool_max_idle_per_host(idle_connections(descriptors::limit().ok()))
+}
+
+/// Returns what builds an HTTP client as the library does for these [`options`], or for those of a cloud's metadata server
+/// that the library makes of them. It can be given more than the library passes on.
+pub(crate) fn client(given: &ClientOptions) -> ClientBuilder {
+    let value = |key| given.get_config_value(&key);
+    let is_plain = value(ClientConfigKey::AllowHttp).as_deref() == Some("true");
+    let usual = options(is_plain).get_config_value(&ClientConfigKey::ConnectTimeout);
+    let connect_timeout = if value(ClientConfigKey::ConnectTimeout) == usual {
+        CONNECT_TIMEOUT
+    } else {
+        METADATA_CONNECT_TIMEOUT
+    };
+    ClientBuilder::new()
+        .https_only(!is_plain)
+        .connect_timeout(connect_timeout)
+        .read_timeout(READ_TIMEOUT)
+        .pool_max_idle_per_host(idle_connections(descriptors::limit().ok()))
+        // As the library's: many reads at once need many connections, and bodies come as they are stored.
+        .http1_only()
+        .no_gzip()
+        .no_brotli()
+        .no_zstd()
+        .no_deflate()
 }
 
 /// Returns the number of idle connections to a host, in a process that may have this many descriptors.

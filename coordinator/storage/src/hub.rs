@@ -30,10 +30,10 @@ use reqwest::Url;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::connector::{StoreConnector, read_all};
 use crate::file::read_text;
 use crate::http_options::{is_plain, options, retry};
 use crate::job_credentials::{CredentialPool, UsableCredentials};
-use crate::traffic::CountingConnector;
 use crate::variables::Variables;
 
 const NAME: &str = "Hub";
@@ -111,7 +111,7 @@ struct HubDataset {
     dataset: String,
     /// Branch, tag or commit, as it is written in a URL.
     revision: String,
-    connector: CountingConnector,
+    connector: StoreConnector,
     clients: HubClients,
 }
 
@@ -141,7 +141,7 @@ impl HttpClients {
         endpoint: &str,
         dataset: &str,
         header: Option<HeaderValue>,
-        connector: &CountingConnector,
+        connector: &StoreConnector,
     ) -> Result<Arc<Self>> {
         let options = client_options(endpoint, header)?;
         Ok(Arc::new(HttpClients {
@@ -177,7 +177,7 @@ impl HubStore {
     pub(crate) fn new(
         dataset: &str,
         variables: &Variables,
-        connector: &CountingConnector,
+        connector: &StoreConnector,
     ) -> Result<Self> {
         let (dataset, revision) = dataset.split_once('@').unwrap_or((dataset, USUAL_REVISION));
         let endpoint = endpoint(variables);
@@ -330,7 +330,7 @@ fn header<'a>(answer: &'a HttpResponse, name: &str) -> Option<&'a str> {
 }
 
 async fn parsed<T: DeserializeOwned>(answer: HttpResponse) -> Result<T> {
-    let bytes = answer.into_body().bytes().await.map_err(unexpected)?;
+    let bytes = read_all(answer).await.map_err(unexpected)?;
     serde_json::from_slice(&bytes).map_err(unexpected)
 }
 

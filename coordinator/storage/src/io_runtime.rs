@@ -6,13 +6,14 @@
 
 use std::cell::Cell;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use coprep_shared_memory::scheduling::yield_to_others;
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, FutureExt, select};
 use nix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
@@ -57,6 +58,14 @@ impl<T, F: FnOnce(Option<T>)> Drop for Report<T, F> {
             then(self.done.take());
         }
     }
+}
+
+/// Why a future has no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The process ends.
+    Stopped,
+    Panicked,
 }
 
 /// The I/O threads; see the module.
@@ -111,9 +120,9 @@ impl IoRuntime {
         })
     }
 
-    /// Blocks the calling thread until the future is done. Returns `None` if the process ends meanwhile.
-    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> Option<T> {
-        self.runtime.block_on(self.until_stopped(future))
+    /// Blocks the calling thread until the future is done.
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> Result<T, Ended> {
+        self.runtime.block_on(caught(self.until_stopped(future)))
     }
 
     /// Returns the future, which ends with `None` if the process ends first.
@@ -146,21 +155,16 @@ impl IoRuntime {
         self.runtime.spawn(async move { report.end(future.await) });
     }
 
-    /// Runs a future on an I/O thread, and blocks the calling thread until it is done. Returns `None` if the process ends
-    /// meanwhile.
+    /// Runs a future on an I/O thread, and blocks the calling thread until it is done.
     ///
     /// The calling thread is woken once. In [`block_on`](Self::block_on) it is woken whenever the future can go on.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
-    ) -> Option<T> {
-        let task = self.runtime.spawn(self.until_stopped(future));
-        match self.runtime.block_on(task) {
-            Ok(done) => done,
-            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            // The runtime was shut down.
-            Err(_) => None,
-        }
+    ) -> Result<T, Ended> {
+        let task = self.runtime.spawn(caught(self.until_stopped(future)));
+        // Otherwise the runtime was shut down.
+        self.runtime.block_on(task).unwrap_or(Err(Ended::Stopped))
     }
 
     /// Ends all waits, now and from now on.
@@ -181,6 +185,14 @@ impl IoRuntime {
     }
 }
 
+/// Runs a future, whose panic is an end as others: the clients of stores panic over what a store or a job gives them.
+async fn caught<T>(future: impl Future<Output = Option<T>>) -> Result<T, Ended> {
+    match AssertUnwindSafe(future).catch_unwind().await {
+        Ok(done) => done.ok_or(Ended::Stopped),
+        Err(_) => Err(Ended::Panicked),
+    }
+}
+
 /// Returns the nanoseconds of CPU time of this thread since the last call.
 fn cpu_since_counted() -> u64 {
     let clock = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
@@ -194,12 +206,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_on_an_io_thread_reaches_the_thread_that_waits() {
+    fn a_panic_ends_the_future_alone() {
         let io = IoRuntime::start().unwrap();
-        let panics = || io.run::<()>(async { std::panic::resume_unwind(Box::new("a defect")) });
-        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics));
-        assert_eq!(caught.unwrap_err().downcast_ref(), Some(&"a defect"));
-        assert_eq!(io.run(async { 1 }), Some(1), "its thread goes on");
+        let panics = || async { std::panic::resume_unwind(Box::new("a defect")) };
+        assert_eq!(io.run::<()>(panics()), Err(Ended::Panicked));
+        assert_eq!(io.block_on::<()>(panics()), Err(Ended::Panicked));
+        assert_eq!(io.run(async { 1 }), Ok(1), "its thread goes on");
     }
 
     #[test]
@@ -208,9 +220,9 @@ mod tests {
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| io.run(std::future::pending::<()>()));
             io.stop();
-            assert_eq!(waits.join().unwrap(), None);
+            assert_eq!(waits.join().unwrap(), Err(Ended::Stopped));
         });
-        assert_eq!(io.run(std::future::pending::<()>()), None);
+        assert_eq!(io.run(std::future::pending::<()>()), Err(Ended::Stopped));
     }
 
     #[test]

@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::error::{Error, ErrorKind};
+use crate::headers;
 
 /// Longest time for a job to answer. Then the next one is asked, and its answer still counts when it comes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,6 +33,8 @@ const FAILURE_AGE: Duration = Duration::from_secs(2);
 /// Least age of credentials that count as refused. A store may refuse one object only, and each new try of its read would
 /// ask the jobs again.
 const LEAST_AGE: Duration = Duration::from_secs(2);
+/// What errors call a token.
+const TOKEN: &str = "the token";
 /// The beginning of the error if no job gives credentials.
 pub(crate) const NONE_GIVEN: &str = "no job gives credentials";
 
@@ -89,16 +92,22 @@ impl ClientForm {
                     secret_key,
                     token,
                 },
-            ) => Ok(ClientForm::S3(Arc::new(AwsCredential {
-                key_id,
-                secret_key,
-                token,
-            }))),
+            ) => {
+                let keys = AwsCredential {
+                    key_id,
+                    secret_key,
+                    token,
+                };
+                headers::check_keys(&keys)?;
+                Ok(ClientForm::S3(Arc::new(keys)))
+            }
             (UrlScheme::Gs, StoreCredentials::Token(bearer)) => {
+                headers::check(TOKEN, &bearer)?;
                 Ok(ClientForm::Google(Arc::new(GcpCredential { bearer })))
             }
             (UrlScheme::Hf, StoreCredentials::Token(token)) => header(&token).map(ClientForm::Hub),
             (UrlScheme::Az, StoreCredentials::Token(token)) => {
+                headers::check(TOKEN, &token)?;
                 azure(AzureCredential::BearerToken(token))
             }
             (UrlScheme::Az, StoreCredentials::Signature(query)) => {
@@ -119,9 +128,9 @@ impl ClientForm {
 }
 
 fn header(token: &str) -> std::result::Result<HeaderValue, String> {
+    headers::check(TOKEN, token)?;
     let header = HeaderValue::try_from(format!("Bearer {token}"));
-    let mut header =
-        header.map_err(|_| "the token has characters that a header cannot have".to_owned())?;
+    let mut header = header.map_err(|_| format!("{TOKEN} cannot be sent"))?;
     header.set_sensitive(true);
     Ok(header)
 }

@@ -21,10 +21,12 @@
 mod answer;
 mod aws_profile;
 mod client;
+mod connector;
 mod credential_process;
 mod early_reads;
 mod error;
 mod file;
+mod headers;
 mod health;
 mod held_blocks;
 mod http_options;

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
 use futures_util::future::join_all;
-use object_store::ObjectStoreExt;
 use object_store::path::Path;
+use object_store::{HeaderValue, ObjectStoreExt};
 
 pub use self::detached::{DetachedRead, ReadBytes};
 pub use self::listing::ListEvent;
@@ -30,7 +30,7 @@ use crate::client::{IN_JOB, endpoint, environment, may_list_in_order, named_cred
 use crate::error::{Error, ErrorKind, changed, too_long};
 use crate::file::MOST_BYTES;
 use crate::health::{OutageReport, StoreHealth, Tries};
-use crate::io_runtime::IoRuntime;
+use crate::io_runtime::{Ended, IoRuntime};
 use crate::job_credentials::UsableCredentials;
 use crate::target::ReadTarget;
 use crate::traffic::{StoreTraffic, TrafficCounters};
@@ -39,6 +39,9 @@ use crate::variables::Variables;
 /// Time for which a listing is tried again, and the first pause. A person waits for it.
 const LISTING_PATIENCE: Duration = Duration::from_secs(5);
 const FIRST_LISTING_PAUSE: Duration = Duration::from_millis(500);
+
+/// Bytes that no object of any store has. A store may claim more, and sums of lengths must not overflow.
+const MOST_LISTED: u64 = 1 << 48;
 
 /// A bucket, container, HTTP server, or dataset of the Hugging Face Hub.
 #[derive(Debug)]
@@ -211,7 +214,7 @@ impl RemoteStore {
         self.patiently(object, || {
             let reading = self.lent(&path, object, range.clone(), target);
             let read = self.io.run(reading.run());
-            let read = read.ok_or_else(|| FailedTry::Final(self.stopped()))?;
+            let read = read.map_err(|ended| FailedTry::Final(self.ended(ended)))?;
             self.take(object, read, target)
         })
     }
@@ -228,14 +231,14 @@ impl RemoteStore {
             etag: None,
         };
         let head = self.io.block_on(self.client.get().head(&path));
-        let meta = head.ok_or_else(|| self.stopped())?.map_err(|e| {
+        let meta = head.map_err(|ended| self.ended(ended))?.map_err(|e| {
             let failed = self.failed(&object, interpret(&e));
             self.given_up(&object, failed)
         })?;
         Ok(ListedObject {
             key: object.key,
-            size: meta.size,
-            etag: meta.e_tag.map(quoted),
+            size: meta.size.min(MOST_LISTED),
+            etag: meta.e_tag.and_then(quoted),
         })
     }
 
@@ -244,8 +247,8 @@ impl RemoteStore {
         let path = self.path(&object.key)?;
         self.patiently(object, || {
             let head = self.io.block_on(self.client.get().head(&path));
-            let head = head.ok_or_else(|| FailedTry::Final(self.stopped()))?;
-            head.map(|meta| meta.size)
+            let head = head.map_err(|ended| FailedTry::Final(self.ended(ended)))?;
+            head.map(|meta| meta.size.min(MOST_LISTED))
                 .map_err(|e| self.failed(object, interpret(&e)))
         })
     }
@@ -254,7 +257,7 @@ impl RemoteStore {
     pub(crate) fn heads(&self, objects: &[ObjectRef], most: u64) -> Vec<Result<Vec<u8>, Error>> {
         let heads = objects.iter().map(|object| self.head(object, most));
         let all = self.io.block_on(join_all(heads));
-        all.unwrap_or_else(|| objects.iter().map(|_| Err(self.stopped())).collect())
+        all.unwrap_or_else(|ended| objects.iter().map(|_| Err(self.ended(ended))).collect())
     }
 
     async fn head(&self, object: &ObjectRef, most: u64) -> Result<Vec<u8>, Error> {
@@ -437,12 +440,20 @@ impl RemoteStore {
         changed(self.url(&object.key), how)
     }
 
-    fn stopped(&self) -> Error {
-        let what = format!(
-            "a read from {} was given up, because the process ends",
-            self.name
-        );
-        Error::new(ErrorKind::Unavailable, what)
+    /// Returns the error of a read that has no result. A panic says nothing about the object.
+    fn ended(&self, ended: Ended) -> Error {
+        let name = &self.name;
+        match ended {
+            Ended::Stopped => Error::new(
+                ErrorKind::Unavailable,
+                format!("a read from {name} was given up, because the process ends"),
+            ),
+            Ended::Panicked => Error::new(
+                ErrorKind::Unavailable,
+                format!("a read from {name} panicked, a defect of coprep"),
+            )
+            .with_remedy("report it with the coordinator's log"),
+        }
     }
 
     /// Returns the error of a store that has failed. `what` is the operation that failed.
@@ -457,6 +468,10 @@ impl RemoteStore {
             AnswerMeaning::OtherRegion => {
                 format!("{store} lies in another region: name it in AWS_REGION {IN_JOB}")
             }
+            AnswerMeaning::SentOn => format!(
+                "{store} sends on to another address, where credentials must not go: check the address: {}",
+                environment(self.scheme)
+            ),
             AnswerMeaning::Refused | AnswerMeaning::NoneGiven
                 if self.client.is_given_credentials() =>
             {
@@ -464,6 +479,9 @@ impl RemoteStore {
             }
             AnswerMeaning::Refused => {
                 format!("check the credentials: {}", environment(self.scheme))
+            }
+            AnswerMeaning::Unusable => {
+                "ask whoever runs the store: its listings are not those of such a store".to_owned()
             }
             _ if self.scheme == UrlScheme::S3 && self.named_credentials.is_none() => {
                 format!("no credentials are found: {}", environment(self.scheme))
@@ -526,18 +544,21 @@ fn percent_encoded(part: &str) -> String {
     part.bytes().map(encode).collect()
 }
 
-/// Returns an ETag as it is in the headers of HTTP. Azure leaves its quotes out in listings.
-fn quoted(etag: String) -> String {
-    if etag.starts_with('"') || etag.starts_with("W/") {
-        etag
+/// Returns an ETag as it is in the headers of HTTP, or `None` if it is empty. Azure leaves its quotes out in listings.
+fn quoted(etag: String) -> Option<String> {
+    if etag.is_empty() {
+        None
+    } else if etag.starts_with('"') || etag.starts_with("W/") {
+        Some(etag)
     } else {
-        format!("\"{etag}\"")
+        Some(format!("\"{etag}\""))
     }
 }
 
-/// Returns `true` if `If-Match` can be asked for this ETag (RFC 9110, 13.1.1). A weak one never matches.
-fn is_strong(etag: &str) -> bool {
-    !etag.starts_with("W/")
+/// Returns `true` if `If-Match` can be asked for this ETag (RFC 9110, 13.1.1). A weak one never matches, and a listing may
+/// have one that no header can have.
+fn may_be_asked_for(etag: &str) -> bool {
+    !etag.starts_with("W/") && HeaderValue::from_str(etag).is_ok()
 }
 
 #[cfg(test)]
@@ -546,7 +567,8 @@ mod tests {
 
     #[test]
     fn etags_of_listings_are_those_of_headers() {
-        let all = ["0x8DC", "\"0x8DC\"", "W/\"0x8DC\""].map(|etag| quoted(etag.into()));
+        let all = ["0x8DC", "\"0x8DC\"", "W/\"0x8DC\""].map(|etag| quoted(etag.into()).unwrap());
+        assert_eq!(quoted(String::new()), None);
         assert_eq!(all, ["\"0x8DC\"", "\"0x8DC\"", "W/\"0x8DC\""]);
     }
 

@@ -2,19 +2,7 @@
 //!
 //! The counts are taken below the client of the store, so that its own retries and the pages of listings count too.
 
-use std::fmt;
-use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
-
-use async_trait::async_trait;
-use futures_util::future::{Either, select};
-use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
-};
-use object_store::{ClientOptions, Result};
-use tokio::time::timeout;
 
 use crate::stragglers::Stragglers;
 
@@ -62,6 +50,19 @@ impl TrafficCounters {
         self.received.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Counts a request that is sent.
+    pub(crate) fn count_request(&self) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts the end of a request. `is_failed` says that it was not answered, or that the answer made the client try
+    /// again or give up.
+    pub(crate) fn count_end(&self, is_answered: bool, is_failed: bool) {
+        for (counter, counts) in [(&self.answered, is_answered), (&self.failed, is_failed)] {
+            counter.fetch_add(u64::from(counts), Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn of(&self, store: &str) -> StoreTraffic {
         StoreTraffic {
             store: store.to_owned(),
@@ -71,90 +72,5 @@ impl TrafficCounters {
             second: self.stragglers.second_requests(),
             received: self.received.load(Ordering::Relaxed),
         }
-    }
-}
-
-/// Makes HTTP clients whose requests are counted. A request that is sent on to another address counts once.
-#[derive(Clone, Debug)]
-pub(crate) struct CountingConnector(pub(crate) Arc<TrafficCounters>);
-
-impl HttpConnector for CountingConnector {
-    fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
-        Ok(HttpClient::new(CountingService {
-            client: ReqwestConnector::default().connect(options)?,
-            counters: self.0.clone(),
-        }))
-    }
-}
-
-struct CountingService {
-    client: HttpClient,
-    counters: Arc<TrafficCounters>,
-}
-
-impl fmt::Debug for CountingService {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("CountingService")
-    }
-}
-
-impl CountingService {
-    /// Sends a request, and once more if it is a straggler. Returns the answer that comes first.
-    async fn first_answer(
-        &self,
-        request: HttpRequest,
-    ) -> std::result::Result<HttpResponse, HttpError> {
-        let stragglers = &self.counters.stragglers;
-        stragglers.count();
-        // A request that changes something must not be made twice.
-        let wait = stragglers
-            .wait()
-            .filter(|_| request.method().as_str() == "GET");
-        let Some(wait) = wait else {
-            return self.send(request).await;
-        };
-        let again = request.clone();
-        let mut first = pin!(self.send(request));
-        if let Ok(answer) = timeout(wait, &mut first).await {
-            return answer;
-        }
-        if !stragglers.may_send_second() {
-            return first.await;
-        }
-        match select(first, pin!(self.send(again))).await {
-            Either::Left((Ok(answer), _)) | Either::Right((Ok(answer), _)) => Ok(answer),
-            // One of them has failed, so the other one decides.
-            Either::Left((Err(_), second)) => second.await,
-            Either::Right((Err(_), first)) => first.await,
-        }
-    }
-
-    async fn send(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
-        self.counters.requests.fetch_add(1, Ordering::Relaxed);
-        let began = Instant::now();
-        let answer = self.client.execute(request).await;
-        if answer.is_ok() {
-            self.counters.stragglers.answered(began.elapsed());
-        }
-        answer
-    }
-}
-
-#[async_trait]
-impl HttpService for CountingService {
-    async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
-        let answer = self.first_answer(request).await;
-        let is_answered = u64::from(answer.is_ok());
-        self.counters
-            .answered
-            .fetch_add(is_answered, Ordering::Relaxed);
-        let is_failed = answer.as_ref().map_or(true, |answer| {
-            let status = answer.status();
-            status.is_server_error() || matches!(status.as_u16(), 401 | 403 | 408 | 429)
-        });
-        if is_failed {
-            self.counters.failed.fetch_add(1, Ordering::Relaxed);
-        }
-        answer
     }
 }

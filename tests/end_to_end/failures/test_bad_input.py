@@ -167,14 +167,39 @@ def test_a_wrong_argument_is_one_clear_error(pipeline: coprep.Pipeline, argument
         next(iter(coprep.DataLoader(pipeline, **{"batch_size": 4, "framework": "numpy", **arguments})))
 
 
-def test_a_batch_size_beyond_memory_is_an_error_of_its_own_job(pipeline: coprep.Pipeline) -> None:
-    with coprep.DataLoader(pipeline, 4, framework="numpy", with_index=True) as running:
-        batches = iter(running)
-        taken = next(batches)[-1].tolist()
-        with pytest.raises(ValueError, match="batch of 1000000000 samples is too large.* smaller batch_size"):
-            next(iter(coprep.DataLoader(pipeline, 10**9, framework="numpy")))
-        taken += [sample for *_, ids in batches for sample in ids.tolist()]
-    assert sorted(taken) == list(range(N))
+@pytest.mark.parametrize("size", [N + 1, 10**9, 10**10, 2**63 - 1])
+def test_a_batch_size_beyond_the_dataset_takes_memory_for_the_dataset_alone(
+    pipeline: coprep.Pipeline, size: int
+) -> None:
+    for data in (pipeline, ud.Numbers(N)):
+        with coprep.DataLoader(data, size, framework="numpy", with_index=True, num_workers=1) as alone:
+            assert len(alone) == 1 and sorted(ids(alone)) == list(range(N))
+            (stream,) = coprep.status()["streams"]
+            assert stream["buffers"] == 3, "one for the epoch, and two for the next one"
+        with coprep.DataLoader(data, 4, framework="numpy", with_index=True, num_workers=1) as running:
+            batches = iter(running)
+            taken = next(batches)[-1].tolist()
+            with coprep.DataLoader(data, size, framework="numpy", with_index=True, num_workers=1) as joining:
+                assert sorted(ids(joining)) == list(range(N))
+            taken += [sample for *_, numbers in batches for sample in numbers.tolist()]
+        assert sorted(taken) == list(range(N))
+
+
+class Endless(ud.Numbers):
+    """A dataset that claims more samples than anybody will draw."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(4)
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+@pytest.mark.parametrize("length", [2**32, 2**40, 2**63 - 1])
+def test_a_length_beyond_the_ids_is_one_clear_error(socket_path: Path, length: int) -> None:
+    with pytest.raises(ValueError, match=f"Endless .* has {length:,} samples, .*IterableDataset"):
+        next(iter(coprep.DataLoader(Endless(length), 4, framework="numpy")))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tests that the ranks of launches which run at once never form one job, and that a name which two jobs give is told."""
+"""Tests that the ranks of launches which run at once never form one job, and that a name used twice is told."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ import coprep
 given = json.loads(sys.argv[1])
 time.sleep(given["after"])
 os.environ.update(given["environment"])
-with coprep.DataLoader(range({SAMPLES}), 4, shuffle=True, num_workers=1, framework="numpy", **given["options"]) as train:
+options = dict(shuffle=True, num_workers=1, framework="numpy", **given["options"])
+with coprep.DataLoader(range({SAMPLES}), 4, **options) as train:
     for epoch in range({EPOCHS}):
         print(json.dumps([epoch, [i for batch in train for i in batch.tolist()]]), flush=True)
 """

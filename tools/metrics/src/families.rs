@@ -684,6 +684,7 @@ mod tests {
             form: CacheForm::Auto,
             pipeline: "decode".into(),
             warmed: false,
+            kept: false,
             policy: "no-eviction".into(),
             capacity: 100,
             used: 10,

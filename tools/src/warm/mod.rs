@@ -30,6 +30,7 @@ pub(crate) fn run(paths: &CoordinatorPaths, args: &args::WarmArgs) -> Outcome {
         // Any random operator would do in paths of the jobs' own: the cache does not depend on it.
         pipeline: args.fixed.then_crop(224).of(source),
         cache: cache(args),
+        keep: args.keep,
     };
     let cached = request.pipeline.cached();
     let mut display = WarmDisplay::new(args.json);

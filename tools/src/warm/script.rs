@@ -26,6 +26,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Longest time for which the script may run on after it has closed its output.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// Variable that tells the Python side whether the caches are to be kept.
+const KEEP: &str = "COPREP_WARM_KEEP";
+
 /// An event that the Python side reports about one loader.
 #[derive(Serialize, Deserialize)]
 struct ScriptEvent {
@@ -66,6 +69,7 @@ pub(super) fn run(paths: &CoordinatorPaths, from: &OsStr, args: &args::WarmArgs)
         .arg(from)
         .args(&args.arguments)
         .env("COPREP_SOCKET", &paths.socket)
+        .env(KEEP, if args.keep { "1" } else { "" })
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     let mut group =

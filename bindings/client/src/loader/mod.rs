@@ -668,7 +668,7 @@ impl Loader {
         }
     }
 
-    /// Returns the number of samples of the largest batch on a GPU. A batch size beyond the dataset must not reserve memory
+    /// Returns the number of samples of the largest batch. A batch size beyond the dataset must not reserve memory
     /// for samples that there are not. An order of the job's own may be longer than the dataset.
     fn most_samples(&self, inner: &LoaderState) -> u32 {
         let asked = self.options.attach.batch_size;
@@ -680,6 +680,7 @@ impl Loader {
     }
 
     fn take_part(&self, inner: &mut LoaderState, seq: u64, item: &Item) -> Result<Option<Event>> {
+        let most = self.most_samples(inner);
         let Some(link) = &mut inner.link else {
             return Ok(None);
         };
@@ -688,8 +689,7 @@ impl Loader {
             link.upload_part(seq, item)?;
             return Ok(None);
         }
-        let Some((batch, numbers)) = link.take_part(seq, item, self.options.attach.batch_size)?
-        else {
+        let Some((batch, numbers)) = link.take_part(seq, item, most)? else {
             return Ok(None);
         };
         let ends_epoch = PartFlags::of(item).ends_epoch;

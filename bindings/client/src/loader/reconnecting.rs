@@ -185,7 +185,8 @@ impl Loader {
             inner.has_begun |= inner.token.is_some() || link.has_item();
             self.note_departed(inner, link.drain_departures());
         }
-        let timeout = Timeout::new(self.options.reconnect, interrupt_check);
+        let most = self.options.reconnect.min(self.options.timeout);
+        let timeout = Timeout::new(most, interrupt_check);
         let mut pause = FIRST_PAUSE;
         while let Err(e) = self.attach(inner, code, interrupt_check, notice) {
             if !may_pass(&e) || timeout.is_over() {

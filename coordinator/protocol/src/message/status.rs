@@ -21,6 +21,8 @@ pub struct Status {
     pub cache_budget: u64,
     /// State of each cache.
     pub caches: Vec<CacheStatus>,
+    /// The last caches that gave way to those of datasets in use, the latest one first.
+    pub given_way: Vec<GivenWay>,
     /// State of the local disk that holds samples, or `None` if there is none.
     pub disk: Option<DiskStatus>,
     /// State of each stream.
@@ -167,6 +169,8 @@ pub struct CacheStatus {
     pub pipeline: String,
     /// `true` if the cache was filled by [`Request::Warm`](crate::message::Request::Warm).
     pub warmed: bool,
+    /// `true` if it never gives way to the cache of another dataset ([`Warm::keep`](crate::message::Warm::keep)).
+    pub kept: bool,
     /// Eviction policy, `no-eviction` or `lru`.
     pub policy: String,
     /// Bytes reserved for the cache.
@@ -187,6 +191,21 @@ pub struct CacheStatus {
     pub misses: u64,
     /// Streams that use the cache at present.
     pub users: u32,
+}
+
+/// A cache that nothing used, and that was freed because a dataset in use needed the room.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+pub struct GivenWay {
+    /// Name of the dataset.
+    pub dataset: String,
+    /// Form of its samples.
+    pub form: CacheForm,
+    /// Bytes that it had reserved.
+    pub bytes: u64,
+    /// Name of the dataset that needed them.
+    pub to: String,
+    /// Seconds since then.
+    pub ago_s: f64,
 }
 
 /// State of the local disk that holds samples below the caches in memory.

@@ -1,5 +1,6 @@
 //! Fetches a sample from the local disk, from the early reads, from its block, or from storage.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -122,16 +123,19 @@ impl Recipe {
         }
     }
 
-    /// Reads from storage. While it lasts, the pool sees that the thread reads.
+    /// Reads from storage. While it lasts, the pool sees that the thread reads. A panic says nothing about the sample, which
+    /// must not be left out for it.
     pub(super) fn read<T>(
         &self,
         id: u32,
         read: impl FnOnce(&Dataset, u32) -> Result<T, coprep_pipeline::Error>,
     ) -> Result<T, Failure> {
-        marked(|| {
+        let read = || {
             fail_point!(&format!("read {}", self.dataset.path(id).display()));
             read(&self.dataset, id).map_err(Failure::fetch)
-        })
+        };
+        let read = catch_unwind(AssertUnwindSafe(|| marked(read)));
+        read.unwrap_or_else(|_| Err(Failure::defect_of_fetch()))
     }
 
     /// Takes a sample from its block. Returns `false` if it must be read by itself.

@@ -29,13 +29,13 @@ pub(crate) struct Loaded {
 const MOST_EXCEPTION: usize = 1 << 20;
 
 /// The samples of a dataset that are inspected when it is loaded, and the purpose.
-pub(crate) struct Probing<F> {
+pub(crate) struct Probing<F, B> {
     /// Returns the ids of the samples to inspect, given the number of samples.
     pub(crate) ids: F,
     /// `true` if there is a deterministic part to be cached.
     pub(crate) split: bool,
-    /// Most room that a slot may have for a blob.
-    pub(crate) most_blob: u64,
+    /// Returns the most room that a slot may have for a blob, given the number of samples.
+    pub(crate) most_blob: B,
     /// Number of workers that the stream will have.
     pub(crate) workers: u32,
 }
@@ -47,7 +47,7 @@ impl Loaded {
         given: GivenServer,
         code: &UserCode,
         is_awaited: impl Fn() -> bool,
-        probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
+        probing: Probing<impl FnOnce(u32) -> Vec<u32>, impl FnOnce(u32) -> u64>,
     ) -> Result<Loaded> {
         let fork_server = ForkServer::start(given, is_awaited)?;
         Self::inspect(fork_server, code, probing)
@@ -56,7 +56,7 @@ impl Loaded {
     fn inspect(
         fork_server: Arc<ForkServer>,
         code: &UserCode,
-        probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
+        probing: Probing<impl FnOnce(u32) -> Vec<u32>, impl FnOnce(u32) -> u64>,
     ) -> Result<Loaded> {
         let Probing {
             ids,
@@ -74,7 +74,7 @@ impl Loaded {
         let inspected = u32::try_from(samples)
             .map_err(|_| invalid(format!("{samples} samples are more than 4,294,967,295")))
             .and_then(|samples| Ok((samples, inspection.run(&ids(samples))?)))
-            .and_then(|(samples, probed)| Ok((samples, shape(probed, most_blob)?)));
+            .and_then(|(samples, probed)| Ok((samples, shape(probed, most_blob(samples))?)));
         match inspected {
             Ok((samples, shape)) => Ok(Loaded {
                 fork_server,

@@ -112,7 +112,7 @@ mod tests {
     fn iterated() -> Iterated {
         let producer = Producer::Jobs { samples: 1 };
         let fields = producer.fields(Numbers::Batches.are_ids());
-        let pool = StagingPool::create(layout(&fields, 1, 1 << 20).unwrap()).unwrap();
+        let pool = StagingPool::create(layout(&fields, 1, None, 1 << 20).unwrap()).unwrap();
         let buffers = std::iter::from_fn(|| pool.allocate()).collect();
         let key = StreamKey {
             pipeline: 1,

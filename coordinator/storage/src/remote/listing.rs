@@ -12,8 +12,8 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use object_store::path::Path;
 
-use super::{ListedObject, OpeningTries, RemoteStore, quoted};
-use crate::answer::{FailedAnswer, interpret};
+use super::{ListedObject, MOST_LISTED, OpeningTries, RemoteStore, quoted};
+use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
 use crate::error::Error;
 
 /// Number of objects in a row that are not looked for, after which a listing goes on at the next one that is.
@@ -114,7 +114,7 @@ impl RemoteStore {
         loop {
             let given = self.client.given_credentials();
             let pass = self.pass(&at, &mut progress, &mut visit);
-            let pause = match self.io.block_on(pass).ok_or_else(|| self.stopped())? {
+            let pause = match self.io.block_on(pass).map_err(|ended| self.ended(ended))? {
                 Ok(Pass::Ended) => return Ok(()),
                 Ok(Pass::Incomplete) => Duration::ZERO,
                 Err(answer) => tries
@@ -133,7 +133,7 @@ impl RemoteStore {
                 }
             }
             // Made inside, because a timer belongs to the runtime that it is made in.
-            self.io.block_on(async { tokio::time::sleep(pause).await });
+            let _ = self.io.block_on(async { tokio::time::sleep(pause).await });
         }
     }
 
@@ -156,8 +156,15 @@ impl RemoteStore {
             client.list_with_offset(Some(prefix), &offset)
         };
         let mut run = OrderedRun::default();
+        let mut lap = Lap::default();
         while let Some(object) = listing.try_next().await.map_err(|e| interpret(&e))? {
             let path = object.location.as_ref();
+            if lap.is_closed_by(path) {
+                return Err(FailedAnswer {
+                    meaning: AnswerMeaning::Unusable,
+                    text: "its listing does not end: the same keys come again".into(),
+                });
+            }
             self.order.watch(&mut run, path, object.size);
             let is_before = !offset.is_empty() && path < offset.as_str();
             if is_before && !self.order.is_lost() && !can_be_folder(path, object.size, &offset) {
@@ -175,8 +182,8 @@ impl RemoteStore {
             progress.has_visited = true;
             let found = ListedObject {
                 key: self.key(&object.location),
-                size: object.size,
-                etag: object.e_tag.map(quoted),
+                size: object.size.min(MOST_LISTED),
+                etag: object.e_tag.and_then(quoted),
             };
             if visit(ListEvent::Object(found)).is_break() {
                 break;
@@ -231,6 +238,32 @@ impl RemoteStore {
             break_if(wanted.missing == 0 || is_past_all || jumps || self.order.is_lost())
         })?;
         Ok(jumps)
+    }
+}
+
+/// Notices that a listing comes round, as if its pages were joined to a ring: a key comes again and again. The key that it
+/// compares with is the last one whose number is a power of two (Brent 1980, *An improved Monte Carlo factorization
+/// algorithm*).
+#[derive(Default)]
+struct Lap {
+    keys: u64,
+    marked: String,
+    /// Number of times that it came again.
+    again: u32,
+}
+
+impl Lap {
+    /// Adds the next key. Returns `true` if the listing comes round.
+    fn is_closed_by(&mut self, key: &str) -> bool {
+        self.keys += 1;
+        if self.keys.is_power_of_two() {
+            (self.marked, self.again) = (key.to_owned(), 0);
+        } else if key == self.marked {
+            self.again += 1;
+        }
+        // A folder's marker has lost its slash, so that an object of its name comes a second time. Some servers give the
+        // last key of a page again.
+        self.again > 2
     }
 }
 
@@ -391,6 +424,21 @@ mod tests {
             assert!(before.as_str() < key, "{before} {key}");
         }
         assert!(just_before("a/x9").as_str() > "a/x8");
+    }
+
+    #[test]
+    fn a_ring_of_pages_is_noticed_and_a_key_that_comes_twice_is_none() {
+        for length in [1, 2, 3, 7, 1000] {
+            let mut lap = Lap::default();
+            let keys = (0..100_000).map(|key| format!("p/{}", key % length));
+            assert!(
+                keys.into_iter().any(|key| lap.is_closed_by(&key)),
+                "{length}"
+            );
+        }
+        let mut lap = Lap::default();
+        let twice = (0..10_000).flat_map(|key| [format!("p/{key}"), format!("p/{key}")]);
+        assert!(!twice.into_iter().any(|key| lap.is_closed_by(&key)));
     }
 
     /// Returns `true` if paths with these sizes keep the order, as far as a listing of them tells.

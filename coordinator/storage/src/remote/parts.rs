@@ -38,7 +38,7 @@ impl RemoteStore {
             Ok(bytes)
         });
         let all = self.io.block_on(join_all(parts));
-        all.unwrap_or_else(|| wanted.iter().map(|_| Err(self.stopped())).collect())
+        all.unwrap_or_else(|ended| wanted.iter().map(|_| Err(self.ended(ended))).collect())
     }
 
     /// Reads a range of an object. Gives up after a few seconds without an answer.
@@ -52,7 +52,7 @@ impl RemoteStore {
             let read = self
                 .io
                 .block_on(self.part_once(&object, range.clone(), into));
-            read.unwrap_or_else(|| Err(FailedTry::Final(self.stopped())))
+            read.unwrap_or_else(|ended| Err(FailedTry::Final(self.ended(ended))))
         })
         .map_err(|failed| self.failed_at_opening(&object, failed))
     }
@@ -140,7 +140,7 @@ impl RemoteStore {
         let path = self.path(&object.key)?;
         self.for_seconds(|| {
             let head = self.io.block_on(self.client.get().head(&path));
-            let head = head.ok_or_else(|| FailedTry::Final(self.stopped()))?;
+            let head = head.map_err(|ended| FailedTry::Final(self.ended(ended)))?;
             head.map(drop)
                 .map_err(|e| self.failed(object, interpret(&e)))
         })
@@ -163,7 +163,7 @@ impl RemoteStore {
                 return done;
             };
             // Made inside, because a timer belongs to the runtime that it is made in.
-            self.io.block_on(async { tokio::time::sleep(pause).await });
+            let _ = self.io.block_on(async { tokio::time::sleep(pause).await });
         }
     }
 
@@ -223,7 +223,7 @@ impl RemoteStore {
         let answers = self
             .io
             .block_on(asked.buffered(AT_ONCE).collect::<Vec<_>>());
-        let answers = answers.ok_or_else(|| FailedTry::Final(self.stopped()))?;
+        let answers = answers.map_err(|ended| FailedTry::Final(self.ended(ended)))?;
         answers.into_iter().collect()
     }
 
@@ -232,7 +232,7 @@ impl RemoteStore {
         match self.client.get().head(&path).await {
             Ok(meta) => Ok(Some(ListedObject {
                 key: key.to_owned(),
-                size: meta.size,
+                size: meta.size.min(super::MOST_LISTED),
                 etag: meta.e_tag,
             })),
             Err(e) => match interpret(&e) {

@@ -12,7 +12,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 use tokio::time::timeout;
 
-use super::{ObjectRef, is_strong};
+use super::{ObjectRef, may_be_asked_for};
 use crate::file::MOST_BYTES;
 use crate::traffic::TrafficCounters;
 
@@ -97,7 +97,11 @@ impl Reading {
     /// Asks for a range, or for the whole object, and checks that the object is the one that was listed.
     async fn ask(&self, range: Option<Range<u64>>) -> Result<GetResult, Unread> {
         let options = GetOptions {
-            if_match: self.object.etag.clone().filter(|etag| is_strong(etag)),
+            if_match: self
+                .object
+                .etag
+                .clone()
+                .filter(|etag| may_be_asked_for(etag)),
             range: range.map(GetRange::Bounded),
             ..GetOptions::default()
         };

@@ -80,6 +80,7 @@ pub(crate) fn a_cache() -> CacheStatus {
         form: CacheForm::Auto,
         pipeline: "decode".into(),
         warmed: false,
+        kept: false,
         policy: "no-eviction".into(),
         capacity: 1000,
         used: 750,
@@ -113,6 +114,7 @@ pub(crate) fn two_statuses() -> (Status, Status) {
         pss_bytes: 412 << 20,
         cache_budget: 1 << 30,
         caches: vec![a_cache()],
+        given_way: Vec::new(),
         disk: None,
         streams: vec![
             a_stream(1, vec![a_job(1), a_job(2)]),

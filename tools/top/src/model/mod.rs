@@ -227,6 +227,7 @@ fn disk_cache(earlier: Option<Earlier>, now: &DiskCacheStatus) -> CacheRow {
             form: CacheForm::Encoded,
             pipeline: String::new(),
             warmed: false,
+            kept: false,
             policy: "no-eviction".into(),
             capacity: now.capacity,
             used: now.used,

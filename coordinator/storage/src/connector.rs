@@ -1,0 +1,217 @@
+//! HTTP clients of stores: their requests are counted, their answers bounded, and credentials go to the store alone.
+//!
+//! What is not an object has a bound: an answer of a listing, of a server of credentials, and the body of an error are read
+//! into memory as a whole. A store whose requests are signed is not followed to another host: the HTTP client would leave
+//! out the headers that it knows as secret, and send a session token there.
+
+use std::error::Error;
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use futures_util::future::{Either, select};
+use http_body_util::{BodyExt, Limited};
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+    HttpResponseBody, HttpService, ReqwestConnector,
+};
+use object_store::{ClientOptions, Result};
+use reqwest::redirect::Policy;
+use tokio::time::timeout;
+
+use crate::http_options;
+use crate::traffic::TrafficCounters;
+
+/// Most bytes of an answer with a listing or credentials. A page of a listing has at most 5,000 objects.
+const MOST_BYTES: usize = 64 << 20;
+/// Most bytes of the listing of a WebDAV folder, which has no pages.
+const MOST_BYTES_OF_FOLDER: usize = 256 << 20;
+/// Most bytes of the body of an error that are read, and the longest time for them. What comes after is left out.
+const MOST_BYTES_OF_ERROR: usize = 64 << 10;
+const ERROR_TIMEOUT: Duration = Duration::from_secs(2);
+/// Most redirections of one request.
+const MOST_REDIRECTS: usize = 10;
+/// Name of the HTTP client, which some stores want to know.
+const USER_AGENT: &str = concat!("coprep/", env!("CARGO_PKG_VERSION"));
+/// The error of an answer that is longer than it may be.
+pub(crate) const TOO_LONG: &str = "what it answers is longer than any listing";
+
+/// Makes the HTTP clients of a store. A request that is sent on to another address counts once.
+#[derive(Clone, Debug)]
+pub(crate) enum StoreConnector {
+    /// Follows to any host.
+    Open(Arc<TrafficCounters>),
+    /// Stays at the host that is asked, since requests carry credentials.
+    Signed(Arc<TrafficCounters>),
+}
+
+impl HttpConnector for StoreConnector {
+    fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
+        let (client, counters) = match self {
+            StoreConnector::Open(counters) => {
+                (ReqwestConnector::default().connect(options)?, counters)
+            }
+            StoreConnector::Signed(counters) => {
+                let built = http_options::client(options)
+                    .user_agent(USER_AGENT)
+                    .redirect(Policy::custom(stay))
+                    .build();
+                let client = built.map_err(|e| object_store::Error::Generic {
+                    store: "HTTP client",
+                    source: Box::new(e),
+                })?;
+                (HttpClient::new(client), counters)
+            }
+        };
+        Ok(HttpClient::new(StoreService {
+            client,
+            counters: counters.clone(),
+        }))
+    }
+}
+
+/// Follows a redirection within a host. Another one is an answer, which is no object.
+fn stay(attempt: reqwest::redirect::Attempt<'_>) -> reqwest::redirect::Action {
+    let place = |url: &reqwest::Url| {
+        let host = url.host_str().map(str::to_owned);
+        (url.scheme().to_owned(), host, url.port_or_known_default())
+    };
+    let asked = attempt.previous().first().map(place);
+    if attempt.previous().len() > MOST_REDIRECTS {
+        attempt.error("too many redirections")
+    } else if asked == Some(place(attempt.url())) {
+        attempt.follow()
+    } else {
+        attempt.stop()
+    }
+}
+
+/// Returns the most bytes that an answer to a request may have, or `None` if it is an object.
+fn bound(request: &HttpRequest) -> Option<usize> {
+    let query = request.uri().query().unwrap_or_default();
+    let is_listing = || {
+        query
+            .split('&')
+            .any(|part| part == "list-type=2" || part == "comp=list")
+    };
+    match request.method().as_str() {
+        "PROPFIND" => Some(MOST_BYTES_OF_FOLDER),
+        "GET" if !is_listing() => None,
+        _ => Some(MOST_BYTES),
+    }
+}
+
+/// Returns an answer whose body fails when it is longer than `most` bytes.
+fn bounded(answer: HttpResponse, most: usize) -> HttpResponse {
+    answer.map(|body| {
+        HttpResponseBody::new(Limited::new(body, most).map_err(|e| {
+            e.downcast::<HttpError>()
+                .map_or_else(|_| HttpError::new(HttpErrorKind::Decode, TooLong), |e| *e)
+        }))
+    })
+}
+
+/// Returns an error with the beginning of its body.
+async fn shortened(answer: HttpResponse) -> HttpResponse {
+    let (head, mut body) = answer.into_parts();
+    let mut read = Vec::new();
+    let reading = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            read.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+            if read.len() >= MOST_BYTES_OF_ERROR {
+                break;
+            }
+        }
+    };
+    let _ = timeout(ERROR_TIMEOUT, reading).await;
+    read.truncate(MOST_BYTES_OF_ERROR);
+    HttpResponse::from_parts(head, read.into())
+}
+
+/// Reads the body of an answer that is no object.
+pub(crate) async fn read_all(answer: HttpResponse) -> Result<Vec<u8>, HttpError> {
+    let bytes = bounded(answer, MOST_BYTES).into_body().bytes().await?;
+    Ok(bytes.to_vec())
+}
+
+#[derive(Debug)]
+struct TooLong;
+
+impl Error for TooLong {}
+
+impl fmt::Display for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(TOO_LONG)
+    }
+}
+
+struct StoreService {
+    client: HttpClient,
+    counters: Arc<TrafficCounters>,
+}
+
+impl fmt::Debug for StoreService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StoreService")
+    }
+}
+
+impl StoreService {
+    /// Sends a request, and once more if it is a straggler. Returns the answer that comes first.
+    async fn first_answer(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let stragglers = &self.counters.stragglers;
+        stragglers.count();
+        // A request that changes something must not be made twice.
+        let wait = stragglers
+            .wait()
+            .filter(|_| request.method().as_str() == "GET");
+        let Some(wait) = wait else {
+            return self.send(request).await;
+        };
+        let again = request.clone();
+        let mut first = pin!(self.send(request));
+        if let Ok(answer) = timeout(wait, &mut first).await {
+            return answer;
+        }
+        if !stragglers.may_send_second() {
+            return first.await;
+        }
+        match select(first, pin!(self.send(again))).await {
+            Either::Left((Ok(answer), _)) | Either::Right((Ok(answer), _)) => Ok(answer),
+            // One of them has failed, so the other one decides.
+            Either::Left((Err(_), second)) => second.await,
+            Either::Right((Err(_), first)) => first.await,
+        }
+    }
+
+    async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        self.counters.count_request();
+        let began = Instant::now();
+        let answer = self.client.execute(request).await;
+        if answer.is_ok() {
+            self.counters.stragglers.answered(began.elapsed());
+        }
+        answer
+    }
+}
+
+#[async_trait]
+impl HttpService for StoreService {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let most = bound(&request);
+        let answer = self.first_answer(request).await;
+        let is_failed = answer.as_ref().map_or(true, |answer| {
+            let status = answer.status();
+            status.is_server_error() || matches!(status.as_u16(), 401 | 403 | 408 | 429)
+        });
+        self.counters.count_end(answer.is_ok(), is_failed);
+        let answer = answer?;
+        Ok(match most {
+            _ if !answer.status().is_success() => shortened(answer).await,
+            Some(most) => bounded(answer, most),
+            None => answer,
+        })
+    }
+}
