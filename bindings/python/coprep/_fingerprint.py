@@ -175,8 +175,10 @@ def _young_collected() -> Iterator[None]:
 def _found(named: Mapping[str, Any], dataset: Any, private: list[Private]) -> tuple[_Known, list[Part]]:
     """Finds what counts of objects, and returns it with their identity."""
     whole: dict[str, Any] = {}
+    run = None
     for _ in range(ROUNDS):
-        known = _Known(reach(named, whole, dataset), whole)
+        run = reach(named, whole, dataset, run)
+        known = _Known(run, whole)
         parts = known.parts(known.run.reads.values(), private)
         if parts is not None:
             return known, parts

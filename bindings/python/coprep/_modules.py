@@ -10,10 +10,11 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
+import re
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from coprep._names import MAINS
@@ -244,12 +245,20 @@ def _version(package: str) -> str | None:
     except importlib.metadata.PackageNotFoundError:
         # The distribution has another name, as Pillow's has. The result must not depend on whether the package is
         # imported.
-        names = _distributions().get(package, [])
-        versions = sorted(f"{name} {importlib.metadata.version(name)}" for name in names)
+        found = filter(_has(package), importlib.metadata.distributions())
+        versions = sorted({f"{one.metadata['Name']} {one.version}" for one in found})
         return "\n".join(versions) or None
 
 
-@functools.cache
-def _distributions() -> Mapping[str, list[str]]:
-    """Returns the distributions of each package. This takes a while, since it reads all that are installed."""
-    return importlib.metadata.packages_distributions()
+def _has(package: str) -> Callable[[importlib.metadata.Distribution], bool]:
+    """Returns what tells whether a distribution has a package, without reading the rest of its metadata."""
+    endings = "|".join(map(re.escape, importlib.machinery.all_suffixes()))
+    listed = re.compile(rf"^{re.escape(package)}(/|({endings}),)", re.MULTILINE)
+
+    def has(distribution: importlib.metadata.Distribution) -> bool:
+        declared = (distribution.read_text("top_level.txt") or "").split()
+        if declared:
+            return package in declared
+        return listed.search(distribution.read_text("RECORD") or "") is not None
+
+    return has

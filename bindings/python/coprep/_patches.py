@@ -23,6 +23,12 @@ _HOOKS = frozenset(("excepthook", "displayhook", "unraisablehook", "breakpointho
 _METHODS = (types.MethodType, staticmethod, classmethod)
 _CODE = frozenset((types.FunctionType, property, functools._lru_cache_wrapper, functools.partial, *_METHODS))
 """Types of members that may be code of the user's, beside classes."""
+_DATA = frozenset(
+    (str, bytes, int, float, bool, type(None), tuple, list, dict, set, frozenset, types.ModuleType)
+    + (types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType)
+    + (types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType)
+)
+"""Types of the members that most are, and that are no code of the user's."""
 
 
 class _Scanned(NamedTuple):
@@ -92,24 +98,28 @@ class Patches:
         top = name.partition(".")[0]
         classes = [value for value in members.values() if _is_heap_class(value) and _top(value) == top]
         members_of_classes = [dict(vars(cls)) for cls in classes]
-        found = {f"{name}.{member}": members[member] for member in self._own(members)}
+        home = vars(module)
+        found = {f"{name}.{member}": members[member] for member in self._own(members, home)}
         for cls, inner in zip(classes, members_of_classes, strict=True):
-            found |= {f"{cls.__module__}.{cls.__qualname__}.{member}": inner[member] for member in self._own(inner)}
+            at = f"{cls.__module__}.{cls.__qualname__}"
+            found |= {f"{at}.{member}": inner[member] for member in self._own(inner, home)}
         modules = [value.__name__ for value in members.values() if type(value) is types.ModuleType]
         return _Scanned(module, members, classes, members_of_classes, modules, found)
 
-    def _own(self, members: dict[str, Any]) -> Iterator[str]:
-        """Yields the names of the members that are code of the user's."""
+    def _own(self, members: dict[str, Any], home: dict[str, Any]) -> Iterator[str]:
+        """Yields the names of the members that are code of the user's. Functions of the module itself are not."""
         for name, value in members.items():
-            is_code = type(value) in _CODE or issubclass(type(value), type) or _is_accessor(value)
+            kind = type(value)
+            if kind in _DATA or (kind is types.FunctionType and value.__globals__ is home):
+                continue
+            is_code = kind in _CODE or issubclass(kind, type) or _is_accessor(value)
             if is_code and name not in _HOOKS and any(self._is_own(code, name, members) for code in _codes_of(value)):
                 yield name
 
     def _is_own(self, code: Any, name: str, members: Mapping[str, Any]) -> bool:
         kind = type(code)
         if kind is types.FunctionType:
-            home = code.__globals__
-            return home is not members and self._is_users(home.get("__name__"))
+            return self._is_users(code.__globals__.get("__name__"))
         if kind is functools.partial:
             is_same = getattr(code.func, "__name__", None) == name and not _is_written(code, name, members)
             return is_same or self._is_own(code.func, name, members)

@@ -18,7 +18,7 @@ pub(crate) fn slots(batch: u32, epoch: Option<u32>) -> u32 {
 }
 
 /// Returns the layout of the staging area of a stream whose first job has batches of `slots` samples, and `epoch` numbers
-/// in an epoch, if that is known. There are no more buffers than an epoch fills, and two for the next one.
+/// in an epoch, if that is known. Where few buffers fit, there are no more than an epoch fills, and two for the next one.
 pub(crate) fn layout(
     fields: &[Field],
     slots: u32,
@@ -33,9 +33,7 @@ pub(crate) fn layout(
     let one = Layout::new(&sizes, slots, 1).map_err(from_lower)?;
     let fitting = (staging_bytes - for_large) / one.stride().max(1) as u64;
     let of_epoch = epoch.map_or(u64::MAX, |epoch| u64::from(epoch.div_ceil(slots)) + 2);
-    let buffers = fitting
-        .clamp(*BUFFERS.start(), *BUFFERS.end())
-        .min(of_epoch);
+    let buffers = fitting.clamp(of_epoch.min(*BUFFERS.start()), *BUFFERS.end());
     let layout = Layout::new(&sizes, slots, buffers as u32).map_err(from_lower)?;
     let Some(blob) = blob else {
         return Ok(layout);
@@ -91,14 +89,14 @@ mod tests {
     fn an_epoch_bounds_the_staging_area() {
         let of = |batch: u32, epoch: u32| {
             let slots = slots(batch, Some(epoch));
-            let layout = layout(&[field("image", 150_528)], slots, Some(epoch), STAGING).unwrap();
+            let layout = layout(&[field("image", 8 << 20)], slots, Some(epoch), STAGING).unwrap();
             (layout.slots, layout.buffers)
         };
         assert_eq!(of(u32::MAX, 50), (50, 3), "one batch holds everything");
         assert_eq!(of(30, 50), (30, 4));
-        assert_eq!(of(1, 5), (1, 7));
-        assert_eq!(of(32, 1_000_000), (32, 55), "as many as fit");
-        assert_eq!(of(8, 0), (1, 2));
+        assert_eq!(of(30, 1000), (30, 12));
+        assert_eq!(of(1, 5), (1, 32), "as many as fit");
+        assert_eq!(of(8, 0), (1, 32));
     }
 
     #[test]

@@ -478,6 +478,14 @@ def test_parts() -> None:
     assert same_but(fingerprint({"a": 1, "b": 1}), fingerprint({"b": 2, "c": 1})) == ["a", "b", "c"]
 
 
+def test_a_long_container_does_not_hide_which_option_differs() -> None:
+    def parts(size: int) -> dict[str, bytes]:
+        return dict(fingerprint({"d": {str(key): Config(key) for key in range(2 * PARTS)}, "options": Config(size)}))
+
+    assert len(parts(1)) <= PARTS
+    assert [name for name in parts(1) if parts(1)[name] != parts(2)[name]] == ["options.size"]
+
+
 def test_number_of_parts_is_bounded() -> None:
     before, after = (
         Config(1, [[[[0]] * 16] * 16] * 16),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from coprep import _modules
 from coprep._fingerprint import PARTS, Counted, fingerprint
 from coprep._modules import is_users, sources_of
 from coprep._usercode import UserCode
@@ -372,3 +374,13 @@ def test_modules_are_told_apart(project: Path) -> None:
     assert all(map(is_users, ["__main__", "__mp_main__", *NAMES]))
     assert not any(map(is_users, ["numpy", "json", "coprep._fingerprint", "builtins", "nowhere", None]))
     assert sources_of(["project.lazy"], skip_present=True).present == {"project", "project_config"}
+
+
+def test_the_versions_of_packages_are_those_of_their_distributions() -> None:
+    for package, names in importlib.metadata.packages_distributions().items():
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            version = "\n".join(sorted({f"{name} {importlib.metadata.version(name)}" for name in names}))
+        assert _modules._version(package) == version, package
+    assert _modules._version("no_such_package") is None

@@ -16,6 +16,7 @@ import pytest
 import ways_of_reading
 from coprep._codes import digest_of_code
 from coprep._reach import reach
+from coprep._reach.frames import Frame
 from coprep._reach.memory import SCALARS, Read, contents, members_of
 from ways_of_reading import ENVIRONMENT, WAYS, Way, dataset_of
 
@@ -120,9 +121,18 @@ def test_samples_depend_on_what_a_way_reads(way: Way) -> None:
     assert first == faster
 
 
+@pytest.mark.parametrize("way", ways({}))
+def test_functions_that_are_not_evaluated_again_would_add_nothing(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    quickly = found(way, size=4, lr=1)
+    always = property(lambda _: True, lambda _, value: None)
+    monkeypatch.setattr(Frame, "is_due", always, raising=False)
+    assert found(way, size=4, lr=1) == quickly
+
+
 SCRIPT = """
 import contextlib
 from coprep._reach import reach
+from coprep._reach.frames import Frame
 from ways_of_reading import WAYS, dataset_of
 
 for name, way in WAYS.items():

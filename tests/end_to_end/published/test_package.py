@@ -94,7 +94,7 @@ def test_stats_are_short_unless_slow_samples_are_asked_for(socket_path: Path) ->
 
 
 def test_too_little_memory_is_told_in_sizes_that_can_be_read(socket_path: Path) -> None:
-    data = coprep.Files([__file__] * 2).decode().random_resized_crop(16_384)
+    data = coprep.Files([__file__] * 100_000).decode().random_resized_crop(16_384)
     with pytest.raises(MemoryError) as caught:
         iter(coprep.DataLoader(data, 100_000, framework="numpy"))
     text = str(caught.value)

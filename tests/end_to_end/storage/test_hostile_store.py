@@ -123,7 +123,7 @@ LISTINGS: dict[str, tuple[Behaviour, str]] = {
     "line-feed-in-etag": (listed(*(entry(k, len(c), '"a&#10;b"') for k, c in OBJECTS.items())), "replaced"),
     "no-etag": (listed(*(entry(k, len(c), "") for k, c in OBJECTS.items())), GOOD),
     "negative-size": (listed(*(entry(k, -5, '"0"') for k in OBJECTS)), "cannot list"),
-    "huge-size": (listed(*(entry(k, 2**63, '"0"') for k in OBJECTS)), "bytes"),
+    "huge-size": (listed(*(entry(k, 2**63, '"0"') for k in OBJECTS)), "another length"),
     "gzip": (answers(200, page(all_entries()), Content_Encoding="gzip"), GOOD),
 }
 OBJECT_ANSWERS: dict[str, tuple[Behaviour, str]] = {

@@ -16,18 +16,21 @@ _OF_DATASETS = ("__getitem__", "__getitems__", "__len__", "__iter__", "__next__"
 """Methods of a dataset that workers call."""
 
 
-def reach(named: Mapping[str, Any], whole: Mapping[str, Any], dataset: Any = None) -> Evaluation:
+def reach(
+    named: Mapping[str, Any], whole: Mapping[str, Any], dataset: Any = None, so_far: Evaluation | None = None
+) -> Evaluation:
     """Evaluates what workers do with objects: they call functions, and the methods that give the samples of datasets.
 
     Args:
         named: these objects. Those that are neither count whole.
         whole: objects that count whole, since code that is not followed may use them.
         dataset: the dataset that ``torch.utils.data.get_worker_info()`` gives.
+        so_far: an evaluation of the same objects with fewer that count whole, which goes on.
 
     Raises:
         Bounds: that is too much to look at.
     """
-    run = Evaluation(dataset)
+    run = Evaluation(dataset) if so_far is None else so_far
 
     def start() -> None:
         for name, obj in named.items():

@@ -65,8 +65,8 @@ class Calls:
 
             return call_method(self._run, function, arguments, named, star)
         if isinstance(function, Partial):
-            held = function.stored.get(ITEMS, 0)
-            return self.call(function.stored.get("function", 0), arguments, named, star | held)
+            held = self._run.stored(function, ITEMS)
+            return self.call(self._run.stored(function, "function"), arguments, named, star | held)
         if isinstance(function, Live):
             return self._call_live(function, arguments, named, star)
         if isinstance(function, Made):
@@ -269,6 +269,7 @@ class Calls:
         for name, values in variables.items():
             self._run.bind(frame, name, values)
         if not frame.is_generator:
+            self._run.note_reader(frame.callers)
             return frame.returned
         generator = self._run.box((node, "yield"), 0)
         if frame.is_whole:

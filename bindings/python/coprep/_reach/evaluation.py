@@ -9,6 +9,7 @@ make more count.
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 import types
 from collections import Counter, defaultdict
@@ -64,10 +65,14 @@ class Evaluation:
         self.opaque: dict[str, str] = {}
         """Why code counts with all that it names, by its path."""
         self.table = Table()
+        self.unmet: defaultdict[int, set[Frame]] = defaultdict(set)
+        """Functions whose evaluation has read what is stored in a class that was not met, by its id."""
         self.frames: dict[tuple[Any, ...], Frame] = {}
         self._within: dict[tuple[ast.AST, Frame], Frame] = {}
         self.contexts: defaultdict[ast.AST, int] = defaultdict(int)
         self.is_changed = False
+        self._changes = 0
+        """Number of changes that may concern any function."""
         self.frame: Frame | None = None
         self.node: ast.AST | None = None
         self.objects = Objects(self)
@@ -97,12 +102,41 @@ class Evaluation:
 
     def _evaluate(self, frames: Iterable[Frame]) -> None:
         for frame in frames:
+            if not frame.is_due and frame.seen == self._changes:
+                continue
+            frame.is_due, frame.seen = False, self._changes
             self.frame = frame
             if isinstance(frame.node, ast.Lambda):
                 self.syntax.give_back(frame, self.syntax.value(frame.node.body, frame))
             else:
                 self.syntax.block(frame.node.body, frame)
         self.frame = None
+
+    def change(self) -> None:
+        """Has all functions evaluated again: something has changed that any of them may have read."""
+        self.is_changed = True
+        self._changes += 1
+
+    def change_for(self, readers: Iterable[Frame]) -> None:
+        """Has functions evaluated again that have read what has changed."""
+        self.is_changed = True
+        for frame in readers:
+            frame.is_due = True
+
+    def note_reader(self, readers: set[Frame]) -> None:
+        """Notes that the evaluation of the present function depends on something."""
+        if self.frame is not None:
+            readers.add(self.frame)
+
+    def stored(self, value: Value, name: str) -> Values:
+        """Returns what reached code has stored in a value under a name."""
+        self.note_reader(value.readers)
+        return value.stored.get(name, 0)
+
+    def all_stored(self, value: Value) -> Values:
+        """Returns all that reached code has stored in a value."""
+        self.note_reader(value.readers)
+        return functools.reduce(int.__or__, value.stored.values(), 0)
 
     def count(self, path: str, how: str, value: Any, again: Again, why: str = "", first: str = "") -> None:
         """Counts a member, once. Members of different objects may have one path, and get numbers.
@@ -134,6 +168,7 @@ class Evaluation:
 
     def _live(self, obj: Any, path: str) -> Live:
         live: Live = self.table.one(Live, id(obj), make=(obj, path))
+        live.readers |= self.unmet.pop(id(obj), set())
         self.watch(obj if memory.is_a(obj, type) else type(obj))
         live.is_whole = live.is_whole or self.whole.is_whole(obj)
         return live
@@ -192,7 +227,7 @@ class Evaluation:
         before = holder.stored.get(name, 0)
         if values & ~before:
             holder.stored[name] = before | values
-            self.is_changed = True
+            self.change_for(holder.readers)
             if holder.is_whole:
                 self.whole.escape(values, "stored in what counts whole")
 
@@ -234,7 +269,7 @@ class Evaluation:
         before = frame.variables.setdefault(name, 0)
         if values & ~before:
             frame.variables[name] = before | values
-            self.is_changed = True
+            self.change_for(frame.readers)
             if self.whole.has_given_up:
                 self.whole.escape(values, self.whole.has_given_up)
 

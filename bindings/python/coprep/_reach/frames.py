@@ -32,6 +32,14 @@ class Frame:
             self.locals.update(arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg))
         self.variables: dict[str, Values] = {}
         self.returned: Values = 0
+        self.readers: set[Frame] = set()
+        """Functions whose evaluation has read one of its variables."""
+        self.callers: set[Frame] = set()
+        """Functions whose evaluation has read what it returns."""
+        self.is_due = True
+        """``True`` if something that its evaluation has read was changed since."""
+        self.seen = 0
+        """The number of changes that concern all functions, when it was last evaluated."""
         self.is_whole = False
         """``True`` if what it returns counts whole."""
         self.globals: set[str] = set()

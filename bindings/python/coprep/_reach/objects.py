@@ -70,12 +70,14 @@ class Objects:
 
     def _stored(self, value: Value, name: str) -> Values:
         """Returns what reached code has stored under a name, in a value or in one of its classes."""
-        found = value.stored.get(name, 0) | value.stored.get(ANY, 0)
+        found = self._run.stored(value, name) | self._run.stored(value, ANY)
         cls = self._run.class_of(value) or (value.obj if isinstance(value, Live) and is_a(value.obj, type) else None)
         for base in () if cls is None else cls.__mro__:
             known = self._run.table.known(Live, id(base))
-            if known is not None and known is not value:
-                found |= known.stored.get(name, 0) | known.stored.get(ANY, 0)
+            if known is None:
+                self._run.note_reader(self._run.unmet[id(base)])
+            elif known is not value:
+                found |= self._run.stored(known, name) | self._run.stored(known, ANY)
         return found
 
     def _of_made(self, made: Made, name: str) -> Values:
@@ -128,7 +130,9 @@ class Objects:
             held = memory.members_of(obj)
         if name == "__dict__" and held and memory.in_class(kind, "__dict__") is not None:
             members = object.__getattribute__(obj, "__dict__")
-            self._owners[id(members)] = live
+            if id(members) not in self._owners:
+                self._owners[id(members)] = live
+                self._run.change()
             return self._run.live(members, live.path)
         special = memory.method_of(kind, "__getattribute__")
         if special is not None:
@@ -299,7 +303,7 @@ class Objects:
         return UNKNOWN
 
     def _entries(self, live: Live, names: list[str]) -> Values:
-        found = live.stored.get(ITEMS, 0)
+        found = self._run.stored(live, ITEMS)
         owner = self._owners.get(id(live.obj))
         for name in names:
             at, again = _entry_path(live, name), (memory.item, live.obj, name)
@@ -324,12 +328,12 @@ class Objects:
     def members(self, value: Value, why: str) -> Values:
         """Returns all that an object holds, of which what holds nothing to follow counts: its names are not known."""
         if isinstance(value, Box):
-            return value.stored.get(ITEMS, 0) | UNKNOWN
+            return self._run.stored(value, ITEMS) | UNKNOWN
         obj: Any = _object(value)
         if not isinstance(value, Live) or is_a(obj, (types.ModuleType, type)):
             self._run.whole.escape(value.bit, why)
             return UNKNOWN
-        found = value.stored.get(ITEMS, 0) | UNKNOWN
+        found = self._run.stored(value, ITEMS) | UNKNOWN
         if memory.is_mapping(obj):
             names = memory.keys_of(obj)
             if len(names) > FOLLOWED or not (is_a(obj, dict) or memory.is_configuration(type(obj))):
@@ -337,7 +341,7 @@ class Objects:
                 return found
             owner = self._owners.get(id(obj))
             if owner is not None:
-                found |= functools.reduce(int.__or__, owner.stored.values(), 0)
+                found |= self._run.all_stored(owner)
             self._run.count(value.path, "keys", memory.suffixes_of(obj), (memory.suffixes_of, obj), why)
             for name in names:
                 found |= self._run.read(memory.item(obj, name), _entry_path(value, name), (memory.item, obj, name))
@@ -351,7 +355,7 @@ class Objects:
                 found |= self._run.read(one, f"{value.path}[{index}]", (memory.element, obj, index))
             return found
         held = memory.members_of(obj)
-        found |= functools.reduce(int.__or__, value.stored.values(), 0)
+        found |= self._run.all_stored(value)
         if memory.is_users_class(type(obj)):
             self._run.whole.methods(type(obj), value.bit)
         self._run.count(value.path, "keys", [*held], (memory.names_of, obj), why)

@@ -29,7 +29,7 @@ class Syntax:
     def give_back(self, frame: Frame, values: Values) -> None:
         if values & ~frame.returned:
             frame.returned |= values
-            self._run.is_changed = True
+            self._run.change_for(frame.callers)
             if frame.is_whole:
                 self._run.whole.escape(values, "returned to a library")
             if frame.is_generator:
@@ -89,7 +89,7 @@ class Syntax:
             entered: Values = UNKNOWN
             for value in self._run.table.each(self.value(managed.context_expr, frame)):
                 if isinstance(value, Box):
-                    entered |= value.stored.get(ITEMS, 0)
+                    entered |= self._run.stored(value, ITEMS)
                 elif isinstance(value, (Live, Made)):
                     entered |= self._run.calls.call(self._run.objects.attribute(value.bit, "__enter__"), [], {})
                     self._run.calls.call(self._run.objects.attribute(value.bit, "__exit__"), [UNKNOWN] * 3, {})
@@ -159,6 +159,7 @@ class Syntax:
         self.block(node.body, body)
         for part in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
             self._run.whole.escape(self.value(part, frame), why)
+        self._run.note_reader(body.readers)
         for values in list(body.variables.values()):
             self._run.whole.escape(values, why)
         self._run.bind(frame, node.name, UNKNOWN)
@@ -171,6 +172,7 @@ class Syntax:
                 self._run.whole.escape(self.value(inner, frame), why)
             elif isinstance(inner, ast.stmt) and inner is not node:
                 self.block([inner], frame)
+            self._run.note_reader(frame.readers)
             for name in (getattr(inner, "name", None), getattr(inner, "rest", None)):
                 if isinstance(name, str) and not isinstance(inner, (ast.stmt, ast.alias)):
                     self._run.whole.escape(frame.variables.get(name, 0), why)
@@ -223,17 +225,18 @@ class Syntax:
         name = node.id
         at: Frame | None = frame
         while at is not None:
+            self._run.note_reader(at.readers)
             if name in at.variables and name not in at.globals:
                 return at.variables[name] or UNKNOWN
             if name in at.cells:
                 contents = memory.cell(at.cells[name])
-                stored = self._run.cell(at.cells[name]).stored.get(name, 0)
+                stored = self._run.stored(self._run.cell(at.cells[name]), name)
                 if contents is not ABSENT:
                     return stored | self._run.read(contents, f"{at.name}<{name}>", (memory.cell, at.cells[name]))
                 if stored:
                     return stored
             at = at.parent
-        stored = self._run.scope(frame).stored.get(name, 0)
+        stored = self._run.stored(self._run.scope(frame), name)
         scope = frame.scope
         if name == "__name__":
             return stored | self._run.text(main_name(str(scope.get(name))))
@@ -320,7 +323,7 @@ class Syntax:
         """Returns what generators return when they end."""
         found: Values = UNKNOWN
         for value in self._run.table.each(generators):
-            found |= value.stored.get(_RETURNED, 0)
+            found |= self._run.stored(value, _RETURNED)
         return found
 
     def _value_Yield(self, node: ast.Yield, frame: Frame) -> Values:
@@ -446,6 +449,7 @@ class Syntax:
         cls = ABSENT if cell is None else memory.cell(cell)
         if not isinstance(cls, type):
             return UNKNOWN
+        self._run.note_reader(outer.readers)
         first = outer.variables.get(outer.first or "", UNKNOWN)
         bit: Values = self._run.table.one(Super, cls, first).bit
         return bit

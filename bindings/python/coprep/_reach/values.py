@@ -29,13 +29,15 @@ class Bounds(Exception):
 class Value:
     """One value. It has a number, and the attributes that reached code has stored in it."""
 
-    __slots__ = ("bit", "is_whole", "stored")
+    __slots__ = ("bit", "is_whole", "readers", "stored")
 
     def __init__(self) -> None:
         self.is_whole = False
         """``True`` if it counts whole, with all that is stored in it."""
         self.bit: Values = 0
         self.stored: dict[str, Values] = {}
+        self.readers: set[Frame] = set()
+        """Functions whose evaluation has read what is stored in it."""
 
 
 class Unknown(Value):

@@ -93,6 +93,11 @@ impl Membership {
         self.left.contains_key(&(rank as u32))
     }
 
+    /// Returns `true` if one of its ranks was given anything in an earlier stream.
+    pub(in crate::stream) fn has_begun(&self) -> bool {
+        !self.before.is_empty()
+    }
+
     pub(in crate::stream) fn is_of(&self, token: u128) -> bool {
         self.token == token || self.before.contains(&token)
     }

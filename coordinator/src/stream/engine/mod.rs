@@ -206,11 +206,13 @@ impl Engine {
     }
 
     /// Refuses a rank if another process waits as this rank of a job of this name: the ranks of two jobs would form one.
+    /// A job that has begun knows its ranks by their tokens.
     fn check_rank_is_free(&self, request: &Attach, consumer: &Consumer) -> Result<()> {
-        if request.world_size == 1 {
+        if request.world_size == 1 || !request.tokens.is_empty() {
             return Ok(());
         }
-        let mut jobs = self.jobs.values().filter(|job| job.forms_for(request));
+        let is_new = |job: &&AttachedJob| job.forms_for(request) && !job.membership.has_begun();
+        let mut jobs = self.jobs.values().filter(is_new);
         let of_another = |job: &AttachedJob| {
             let there = job.ranks[request.rank as usize].as_ref()?;
             let is_another = there.pid != consumer.pid && !there.reply_queue.is_gone();
