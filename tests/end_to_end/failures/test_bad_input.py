@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import coprep
@@ -10,6 +11,7 @@ import pytest
 import user_datasets as ud
 from batches import ids
 from image_jobs import N
+from jobs import Start
 from photos import make_folder, photo
 from PIL import Image
 
@@ -250,3 +252,33 @@ def test_what_a_job_of_several_ranks_cannot_have_is_said_to_its_first_rank(pipel
         pytest.raises(ValueError, match="2 ranks"),
     ):
         next(iter(train))
+
+
+NAMED = """
+import os, sys
+sys.argv = {argv}
+os.environ.update(RANK="", WORLD_SIZE="", LOCAL_WORLD_SIZE="")
+import coprep
+with coprep.DataLoader(range(8), 4, num_workers=1, framework="numpy") as loader:
+    print(sorted(i for batch in loader for i in batch.tolist()), coprep.status()["streams"][0]["jobs"][0]["name"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"), [("[]", "python"), ("['']", "python"), (r"['/data/tr\udce4in.py']", "tr?in.py")]
+)
+def test_names_that_are_missing_or_no_text_and_empty_variables_are_no_obstacle(
+    start: Start, argv: str, name: str
+) -> None:
+    assert start(NAMED.format(argv=argv)).result() == f"{[*range(8)]} {name}"
+
+
+def test_a_coordinator_does_not_inherit_that_its_first_job_ignores_signals(start: Start) -> None:
+    ignoring = (
+        "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
+    )
+    assert start(ignoring + NAMED.format(argv="['a.py']")).result() == f"{[*range(8)]} a.py"
+    status = Path(f"/proc/{coprep.status()['pid']}/status").read_text()
+    ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+    # The runtime of Rust ignores SIGPIPE.
+    assert ignored == 1 << (signal.SIGPIPE - 1)
