@@ -244,7 +244,9 @@ def _put_together(parts: list[Part]) -> list[Part]:
         parts = []
         for owner, its_own in owners.items():
             if owner in together:
-                parts.append((owner, _hash(*(name.encode() + digest for name, digest in its_own))))
+                parts.append(
+                    (owner, _hash(*(name.encode(errors="surrogatepass") + digest for name, digest in its_own)))
+                )
             else:
                 parts += its_own
     return parts

@@ -28,7 +28,7 @@ _DATA = frozenset(
     + (types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType)
     + (types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType)
 )
-"""Types of the members that most are, and that are no code of the user's."""
+"""Types of most members. Their values are no code of the user's."""
 
 
 class _Scanned(NamedTuple):

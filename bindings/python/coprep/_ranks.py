@@ -111,19 +111,18 @@ def _launch() -> str:
 
 
 def _said_by_launchers() -> list[str]:
-    """Returns what launchers say of a launch. Any of it may be that of another launch too, but not all of it."""
+    """Returns the facts that launchers tell of a launch. Two launches may share some of them, but not all."""
     env = os.environ
     said = [f"{name}={env[name]}" for name in _OF_A_LAUNCH if name in env]
     if _OF_TORCHRUN in env:
-        # By default, all that a torchrun says may be what one before it said whose ranks have not all ended yet.
+        # By default, torchrun sets the same variables each time, and ranks of an earlier one may not have ended yet.
         said.append(f"agent={_process(_agent())}")
     # Several launches may run in one allocation, one after another or at once.
     return [] if all(text.startswith("SLURM_JOB_ID=") for text in said) else said
 
 
 def _agent() -> int:
-    """Returns the process that has started the ranks, whatever wraps each of them: the first one above that has no
-    rank itself."""
+    """Returns torchrun's agent, which has started the ranks: the first ancestor that is no rank."""
     pid = os.getppid()
     while pid > 1:
         try:

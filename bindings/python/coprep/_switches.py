@@ -239,18 +239,18 @@ def _torch(module: Any) -> Found:
     yield "torch.grad_enabled", module.is_grad_enabled(), True
     yield "torch.float32_matmul_precision", module.get_float32_matmul_precision(), "highest"
     yield "torch.inference_mode", module.is_inference_mode_enabled(), False
-    yield "torch.flush_denormal", _flushes_denormals(module), False
     yield "torch.autocast", module._C._is_any_autocast_enabled(), False
     options = module._tensor_str.PRINT_OPTS
     yield "torch.printoptions", (options.precision, options.threshold, options.edgeitems), (4, 1000, 3)
     if hasattr(module.serialization, "get_safe_globals"):
         safe = [code for code in module.serialization.get_safe_globals() if not _is_of(code, "torch")]
         yield "torch.safe_globals", sorted(safe, key=str), []
+    yield "torch.flush_denormal", _flushes_denormals(module), False
 
 
 def _flushes_denormals(torch: Any) -> bool:
-    # PyTorch sets it, and does not tell it.
-    return not torch.tensor([5e-324], dtype=torch.float64).mul_(1).count_nonzero()
+    # PyTorch sets this mode of the processor, and has no function that tells it.
+    return not torch.tensor([5e-324], dtype=torch.float64, device="cpu").mul_(1).count_nonzero()
 
 
 def _cudnn(module: Any) -> Found:

@@ -220,19 +220,24 @@ impl Registry {
     /// been in use when it was opened.
     fn free_if_outgrown(&self, needed: &NeededCache) {
         self.free(|open| {
-            let others = |cache: &&Arc<DatasetCache>| cache.key != needed.key && !cache.is_kept();
-            let unused: u64 = open.unused().filter(others).map(|c| c.capacity()).sum();
-            let room = self.room(open).saturating_add(unused);
-            let is_outgrown = |cache: &&Arc<DatasetCache>| {
-                let wanted = needed.bytes.unwrap_or(u64::MAX).min(cache.wanted());
-                let could_be = wanted.min(room.saturating_add(cache.capacity()));
-                cache.key == needed.key
-                    && could_be / MUCH_MORE >= cache.capacity()
-                    && !cache.is_named()
-                    && !cache.is_warmed()
+            let wanted =
+                |cache: &DatasetCache| needed.bytes.unwrap_or(u64::MAX).min(cache.wanted());
+            let may_grow = |cache: &&Arc<DatasetCache>| {
+                let is_small = wanted(cache) / MUCH_MORE >= cache.capacity();
+                cache.key == needed.key && is_small && !cache.is_named() && !cache.is_warmed()
             };
-            let outgrown = open.unused().find(is_outgrown);
-            outgrown.cloned().into_iter().collect()
+            let Some(cache) = open.unused().find(may_grow).cloned() else {
+                return Vec::new();
+            };
+            // Its own room, and that of others that would give way, counts as free.
+            let unused = open.unused().filter(|other| !other.is_kept());
+            let unused: u64 = unused.map(|other| other.capacity()).sum();
+            let could_be = wanted(&cache).min(self.room(open).saturating_add(unused));
+            if could_be / MUCH_MORE >= cache.capacity() {
+                vec![cache]
+            } else {
+                Vec::new()
+            }
         });
     }
 

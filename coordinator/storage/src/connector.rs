@@ -1,11 +1,11 @@
 //! HTTP clients of stores: their requests are counted, their answers bounded, and credentials go to the store alone.
 //!
-//! What is not an object has a bound: an answer of a listing, of a server of credentials, and the body of an error are read
-//! into memory as a whole. A store whose requests are signed is not followed to another host: the HTTP client would leave
-//! out the headers that it knows as secret, and send a session token there.
+//! Listings, credentials and the bodies of errors are read into memory as a whole, so their lengths are bounded. Signed
+//! requests are not redirected to another host: the HTTP client leaves out only the headers that it knows as secret, and
+//! would send a session token there.
 
-use std::error::Error;
 use std::fmt;
+use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -107,8 +107,8 @@ fn bound(request: &HttpRequest) -> Option<usize> {
 fn bounded(answer: HttpResponse, most: usize) -> HttpResponse {
     answer.map(|body| {
         HttpResponseBody::new(Limited::new(body, most).map_err(|e| {
-            e.downcast::<HttpError>()
-                .map_or_else(|_| HttpError::new(HttpErrorKind::Decode, TooLong), |e| *e)
+            let too_long = |_| HttpError::new(HttpErrorKind::Decode, io::Error::other(TOO_LONG));
+            e.downcast::<HttpError>().map_or_else(too_long, |e| *e)
         }))
     })
 }
@@ -134,17 +134,6 @@ async fn shortened(answer: HttpResponse) -> HttpResponse {
 pub(crate) async fn read_all(answer: HttpResponse) -> Result<Vec<u8>, HttpError> {
     let bytes = bounded(answer, MOST_BYTES).into_body().bytes().await?;
     Ok(bytes.to_vec())
-}
-
-#[derive(Debug)]
-struct TooLong;
-
-impl Error for TooLong {}
-
-impl fmt::Display for TooLong {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(TOO_LONG)
-    }
 }
 
 struct StoreService {

@@ -33,7 +33,7 @@ const FAILURE_AGE: Duration = Duration::from_secs(2);
 /// Least age of credentials that count as refused. A store may refuse one object only, and each new try of its read would
 /// ask the jobs again.
 const LEAST_AGE: Duration = Duration::from_secs(2);
-/// What errors call a token.
+/// The name of a token in errors.
 const TOKEN: &str = "the token";
 /// The beginning of the error if no job gives credentials.
 pub(crate) const NONE_GIVEN: &str = "no job gives credentials";

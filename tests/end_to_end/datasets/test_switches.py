@@ -158,6 +158,7 @@ SET: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("torch.default_device", "torch", lambda m: m.set_default_device("meta")),
     ("torch.deterministic", "torch", lambda m: m.use_deterministic_algorithms(True)),
     ("torch.grad_enabled", "torch", lambda m: m.set_grad_enabled(False)),
+    ("torch.flush_denormal", "torch", lambda m: m.set_flush_denormal(True)),
     ("torch.float32_matmul_precision", "torch", lambda m: m.set_float32_matmul_precision("medium")),
     ("torch.autocast", "torch", autocast),
     ("torch.inference_mode", "torch", inference),
