@@ -280,5 +280,6 @@ def test_a_coordinator_does_not_inherit_that_its_first_job_ignores_signals(start
     assert start(ignoring + NAMED.format(argv="['a.py']")).result() == f"{[*range(8)]} a.py"
     status = Path(f"/proc/{coprep.status()['pid']}/status").read_text()
     ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+    of_libc = {32, 33}  # no program can set them, so that they stay what this test was started with
     # The runtime of Rust ignores SIGPIPE.
-    assert ignored == 1 << (signal.SIGPIPE - 1)
+    assert {number for number in range(1, 65) if ignored >> (number - 1) & 1} - of_libc == {signal.SIGPIPE}
