@@ -45,6 +45,7 @@ pub(crate) fn warm(
         cache: CacheRequest {
             form: cache_form(cache)?,
             bytes: cache_bytes,
+            check_files: true,
             ..CacheRequest::default()
         },
         keep,

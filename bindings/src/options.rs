@@ -85,6 +85,7 @@ impl PythonOptions {
                 bytes: field(options, "cache_bytes")?,
                 lru: field(options, "lru")?,
                 reuse: field(options, "reuse")?,
+                check_files: field(options, "check_files")?,
             },
         })
     }

@@ -8,6 +8,7 @@
 
 mod disk_speed;
 mod disk_tier;
+mod file_looks;
 mod write_queue;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -28,6 +29,7 @@ use coprep_shared_memory::lock::lock;
 use crate::Result;
 pub use crate::caches::disk_tier::check_disk_folder;
 pub(crate) use crate::caches::disk_tier::{DatasetDisk, DiskCandidate, DiskTier};
+use crate::caches::file_looks::FileLooks;
 pub(crate) use crate::caches::write_queue::WhenFull;
 use crate::error::{from_lower, invalid};
 
@@ -59,6 +61,8 @@ pub(crate) struct DatasetCache {
     pub(crate) store: Box<dyn SampleCache>,
     /// The choice of each sample's form by its price; only for [`CacheForm::Auto`].
     pub(crate) forms: Option<Forms>,
+    /// Set if samples are local files, which may be written anew.
+    looks: Option<FileLooks>,
     dataset: String,
     /// A description of the samples, if the coordinator's own pipelines make them.
     cached_pipeline: Option<CachedPipeline>,
@@ -155,6 +159,8 @@ pub(crate) struct CacheOptions<'a> {
     pub(crate) segment: Option<&'a str>,
     /// `true` if samples that are not decoded in full for the cache are decoded with reduction, which is faster.
     pub(crate) reduces: bool,
+    /// `true` if samples are local files, which may be written anew.
+    pub(crate) of_files: bool,
 }
 
 /// Total bytes of a dataset's samples.
@@ -223,6 +229,7 @@ impl DatasetCache {
             form: opening.key.form,
             store,
             forms,
+            looks: opening.of_files.then(|| FileLooks::new(opening.samples)),
             dataset: opening.dataset_name.to_owned(),
             cached_pipeline: opening.cached_pipeline.clone(),
             segment,
@@ -300,6 +307,46 @@ impl DatasetCache {
     /// Counts a sample that was cached although the local disk has it.
     pub(crate) fn count_double(&self) {
         self.doubled.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Compares cached samples with their files once more before they are used: a job has started, for which the files
+    /// count as they are now.
+    pub(crate) fn begin_looks(&self) {
+        if let Some(looks) = &self.looks {
+            looks.begin();
+        }
+    }
+
+    /// Returns `true` if the sample is cached and is to be compared with its file first.
+    pub(crate) fn is_to_look(&self, id: u32) -> bool {
+        let is_due = |looks: &FileLooks| looks.due(id).is_some();
+        self.looks.as_ref().is_some_and(is_due) && self.store.has(id)
+    }
+
+    /// Compares a cached sample with its file, if that is due, and removes it if it was made from another version.
+    /// `version` looks at the file, and returns `None` if it cannot tell. Returns `true` if it did.
+    pub(crate) fn look(&self, id: u32, version: impl FnOnce() -> Option<u64>) -> bool {
+        let looks = self.looks.as_ref();
+        let due = looks.and_then(|looks| Some((looks, looks.due(id)?, self.store.meta(id)?)));
+        let Some((looks, round, cached)) = due else {
+            return false;
+        };
+        let version = version();
+        if version.is_some_and(|version| version != cached.version) {
+            self.remove(id, cached);
+        }
+        looks.looked(id, round);
+        version.is_some()
+    }
+
+    /// Removes a sample, so that it is cached anew.
+    fn remove(&self, id: u32, cached: Meta) {
+        tracing::debug!(dataset = self.dataset, sample = id, "a file has changed");
+        let bytes = self.store.get(id).map_or(0, |hit| hit.len() as u64);
+        self.store.remove(id);
+        if let Some(forms) = &self.forms {
+            forms.forget(id, cached.form, bytes.next_multiple_of(PER_SAMPLE));
+        }
     }
 
     /// Copies a sample into the cache, if there is room.
@@ -428,6 +475,14 @@ impl Forms {
     fn judge(&self, id: u32) -> bool {
         self.bit(id)
             .is_some_and(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
+    }
+
+    /// Lets a sample be judged again, whose `bytes` bytes are free.
+    fn forget(&self, id: u32, form: Form, bytes: u64) {
+        if let Some((word, bit)) = self.bit(id) {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+        lock(&self.chooser).give_back(form as usize, Offer { bytes, saves: 0.0 });
     }
 }
 

@@ -35,6 +35,8 @@ pub struct Settings {
     /// `true` if waits are attributed to their causes. Without it, waiting for storage counts in full in the worth of a
     /// cached sample.
     pub attribution: bool,
+    /// `true` if cached samples are compared with their files for each job that starts.
+    pub check_files: bool,
     /// Time without a connection after which the coordinator ends, or `None` to stay.
     pub idle: Option<Duration>,
     /// Time without a connection after which the coordinator ends while it holds a warmed cache.
@@ -65,6 +67,7 @@ impl Default for Settings {
             replay: false,
             costs: true,
             attribution: true,
+            check_files: true,
             idle: None,
             idle_warm: None,
         }

@@ -265,6 +265,7 @@ fn a_refusal_says_what_and_why() {
             bytes: Some(1),
             lru: false,
             reuse: 0,
+            check_files: true,
         }
     };
     assert!(refused(&huge).message.contains("cache_bytes"));

@@ -165,6 +165,9 @@ pub(crate) struct ServeArgs {
     /// Tell apart the reasons for which jobs wait; off: count all waits as waits for other jobs, for comparison.
     #[arg(long, env = "COPREP_ATTRIBUTION", value_enum, default_value_t = Switch::On, help_heading = "Experiments")]
     pub(crate) attribution: Switch,
+    /// Compare cached samples with their files for each job that starts; off: files never change.
+    #[arg(long, env = "COPREP_CHECK_FILES", value_enum, default_value_t = Switch::On)]
+    pub(crate) check_files: Switch,
     /// End after this many seconds without a connection; 0: never [default: 0, or 60 if a job started it].
     #[arg(long, env = "COPREP_IDLE", value_name = "SECONDS")]
     pub(crate) idle: Option<u64>,

@@ -118,6 +118,7 @@ fn settings(args: &ServeArgs) -> Settings {
         replay: args.replay,
         costs: args.costs == Switch::On,
         attribution: args.attribution == Switch::On,
+        check_files: args.check_files == Switch::On,
         cpus: args.cpus.map(u32::from),
         cache_budget: args.cache.unwrap_or(default.cache_budget),
         cache_form: args.cache_form.into(),

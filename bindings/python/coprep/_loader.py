@@ -163,6 +163,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
             the coordinator's budget.
         cache_policy: ``"no-eviction"``, or ``"lru"`` as a baseline.
         reuse: for a Python dataset: number of uses of a prepared sample, random parts and all, before it is made anew.
+        check_files: compare each cached sample with its file, by size, times and inode, once before this job is given it,
+            and make it anew if the file has changed. ``False`` saves a look at each file where files never change.
         with_index: batches are ``(images, labels, ids)``; of a Python dataset ``(batch, ids)``.
         name: name of the job in ``coprep status``.
         socket: path of the coordinator's socket; by default ``COPREP_SOCKET``, else in the user's runtime directory.
@@ -212,6 +214,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         cache_bytes: int | str | None = None,
         cache_policy: Literal["no-eviction", "lru"] = "no-eviction",
         reuse: int | None = None,
+        check_files: bool = True,
         with_index: bool = False,
         name: str | None = None,
         socket: str | os.PathLike[str] | None = None,
@@ -287,6 +290,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             cache_bytes=arguments.size("cache_bytes", cache_bytes),
             lru=cache_policy == "lru",
             reuse=arguments.reuse(reuse, cache),
+            check_files=bool(check_files),
             device=None,
         )
         self._apply(shared_order)

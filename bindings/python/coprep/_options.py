@@ -76,6 +76,8 @@ class JobOptions(NamedTuple):
     lru: bool
     reuse: int
     """Number of uses of a prepared sample before it is made anew; 0 if it was not given."""
+    check_files: bool
+    """``True`` if cached samples are compared with their files before this job is given them."""
     device: DeviceForm | None
     """Form of batches that the native loader puts on a GPU, or ``None`` if it puts none there."""
 

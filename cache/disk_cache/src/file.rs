@@ -229,9 +229,10 @@ impl DiskCache {
         is_absent.then(|| is_possible && state.room.has_room(len))
     }
 
-    /// Reads a sample. After a hit, `into` holds exactly its bytes.
-    pub fn read(&self, id: u32, into: &mut Vec<u8>) -> Lookup {
-        self.look_up(id, |len| {
+    /// Reads a sample. After a hit, `into` holds exactly its bytes. A sample of another `version` than the one that it was
+    /// [written](Self::write) with is dropped.
+    pub fn read(&self, id: u32, version: u64, into: &mut Vec<u8>) -> Lookup {
+        self.look_up(id, version, |len| {
             into.clear();
             if into.try_reserve_exact(len).is_err() {
                 return Buffer::NoMemory;
@@ -241,10 +242,10 @@ impl DiskCache {
         })
     }
 
-    /// Reads a sample into a buffer of exactly its length. A sample of another length is not what was asked for, and is
-    /// dropped.
-    pub fn read_into(&self, id: u32, into: &mut [u8]) -> Lookup {
-        self.look_up(id, |len| {
+    /// Reads a sample into a buffer of exactly its length. A sample of another length or `version` is not what was asked
+    /// for, and is dropped.
+    pub fn read_into(&self, id: u32, version: u64, into: &mut [u8]) -> Lookup {
+        self.look_up(id, version, |len| {
             if into.len() == len {
                 Buffer::Of(into)
             } else {
@@ -254,10 +255,20 @@ impl DiskCache {
     }
 
     /// Reads a sample into the buffer that `buffer` returns for its length.
-    fn look_up<'a>(&self, id: u32, buffer: impl FnOnce(usize) -> Buffer<'a>) -> Lookup {
+    fn look_up<'a>(
+        &self,
+        id: u32,
+        version: u64,
+        buffer: impl FnOnce(usize) -> Buffer<'a>,
+    ) -> Lookup {
         let Some(placed) = self.state().placed(id) else {
             return Lookup::Absent;
         };
+        if placed.entry.version != version {
+            // It is as it was written, so it does not count as damaged.
+            self.drop_sample(id, &placed);
+            return Lookup::Absent;
+        }
         // `longest` bounds the length, which therefore fits.
         let is_intact = match buffer(placed.entry.len as usize) {
             // The sample is as good as before, and there may be memory the next time.
@@ -281,7 +292,7 @@ impl DiskCache {
         }
     }
 
-    /// Drops a damaged sample. Returns `false` if it is not in this place any more.
+    /// Drops a sample that is damaged or of another version. Returns `false` if it is not in this place any more.
     fn drop_sample(&self, id: u32, damaged: &Placed) -> bool {
         {
             let mut state = self.state();
@@ -302,11 +313,11 @@ impl DiskCache {
         true
     }
 
-    /// Writes a sample. Returns `false` if it is there already, or there is no room.
+    /// Writes a sample of a file of this `version`. Returns `false` if it is there already, or there is no room.
     ///
     /// # Errors
     /// If the disk refuses. The cache then takes no further samples.
-    pub fn write(&self, id: u32, bytes: &[u8]) -> io::Result<bool> {
+    pub fn write(&self, id: u32, version: u64, bytes: &[u8]) -> io::Result<bool> {
         let len = bytes.len() as u64;
         // `begin` sees to the room alone. A broken disk, and a sample that is too long, are refused here.
         if !self.has_room(id, len) {
@@ -319,6 +330,7 @@ impl DiskCache {
             offset,
             len,
             payload_checksum: payload_checksum(bytes),
+            version,
             id,
             width: 0,
             height: 0,
@@ -498,10 +510,10 @@ mod tests {
             longest: 2000,
         };
         let (cache, _) = DiskCache::open(&folder, &options).unwrap();
-        assert!(cache.write(1, b"intact").unwrap());
-        assert_eq!(cache.look_up(1, |_| Buffer::NoMemory), Lookup::Absent);
+        assert!(cache.write(1, 7, b"intact").unwrap());
+        assert_eq!(cache.look_up(1, 7, |_| Buffer::NoMemory), Lookup::Absent);
         let mut bytes = Vec::new();
-        assert_eq!(cache.read(1, &mut bytes), Lookup::Hit);
+        assert_eq!(cache.read(1, 7, &mut bytes), Lookup::Hit);
         assert_eq!(bytes, b"intact");
     }
 }

@@ -5,7 +5,7 @@
 //! and never a SIGBUS:
 //!
 //! ```text
-//! file: | header, one page | index: entries of 48 bytes | payloads, each on a multiple of 64 bytes |
+//! file: | header, one page | index: entries of 56 bytes | payloads, each on a multiple of 64 bytes |
 //! ```
 //!
 //! # What holds after a crash

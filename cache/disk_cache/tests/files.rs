@@ -63,7 +63,7 @@ fn sample(id: u32, len: usize) -> Vec<u8> {
 
 fn read(cache: &DiskCache, id: u32) -> Option<Vec<u8>> {
     let mut bytes = vec![1; 3];
-    (cache.read(id, &mut bytes) == Lookup::Hit).then_some(bytes)
+    (cache.read(id, 0, &mut bytes) == Lookup::Hit).then_some(bytes)
 }
 
 fn found(cache: &DiskCache) -> BTreeMap<u32, Vec<u8>> {
@@ -79,15 +79,18 @@ fn what_is_written_is_found_now_and_by_the_next_process() {
     assert_eq!(first, TakeOver::default());
     for (id, len) in [(3, 100), (0, 0), (31, 2000)] {
         assert!(cache.has_room(id, len as u64));
-        assert!(cache.write(id, &sample(id, len)).unwrap());
-        assert!(!cache.write(id, &sample(id, len)).unwrap(), "it is there");
+        assert!(cache.write(id, 0, &sample(id, len)).unwrap());
+        assert!(
+            !cache.write(id, 0, &sample(id, len)).unwrap(),
+            "it is there"
+        );
     }
     let written = found(&cache);
     assert_eq!(written.len(), 3);
     let mut into = vec![0; 100];
-    assert_eq!(cache.read_into(3, &mut into), Lookup::Hit);
+    assert_eq!(cache.read_into(3, 0, &mut into), Lookup::Hit);
     assert_eq!(into, sample(3, 100));
-    assert_eq!(cache.read(4, &mut into), Lookup::Absent);
+    assert_eq!(cache.read(4, 0, &mut into), Lookup::Absent);
     drop(cache);
     let (again, taken) = place.open();
     assert_eq!(
@@ -102,7 +105,7 @@ fn what_is_written_is_found_now_and_by_the_next_process() {
 fn a_file_never_holds_more_than_its_capacity_and_never_evicts() {
     let place = Place::new();
     let (cache, _) = place.open();
-    let wrote = |id: &u32| cache.write(*id, &sample(*id, 512)).unwrap();
+    let wrote = |id: &u32| cache.write(*id, 0, &sample(*id, 512)).unwrap();
     let kept: Vec<u32> = (0..32).filter(wrote).collect();
     assert_eq!(kept, (0..8).collect::<Vec<_>>());
     assert_eq!(cache.usage().used, cache.usage().capacity);
@@ -117,7 +120,7 @@ fn damaged_samples_of_a_full_file_all_find_their_room_again() {
     // A large sample comes first in the file, and is written again last.
     let lengths = [(0, 1024), (1, 64), (2, 512), (3, 128), (4, 1984), (5, 384)];
     for (id, len) in lengths {
-        assert!(cache.write(id, &sample(id, len)).unwrap());
+        assert!(cache.write(id, 0, &sample(id, len)).unwrap());
     }
     assert_eq!(cache.usage().used, 4096);
     let start = fs::metadata(place.file()).unwrap().len() - 4096;
@@ -128,7 +131,7 @@ fn damaged_samples_of_a_full_file_all_find_their_room_again() {
     assert_eq!(dropped, [0, 2, 4]);
     for id in [2, 0, 4] {
         let (_, len) = lengths[id as usize];
-        assert!(cache.write(id, &sample(id, len)).unwrap(), "sample {id}");
+        assert!(cache.write(id, 0, &sample(id, len)).unwrap(), "sample {id}");
     }
     assert_eq!(found(&cache).len(), 6);
 }
@@ -136,8 +139,8 @@ fn damaged_samples_of_a_full_file_all_find_their_room_again() {
 #[test]
 fn a_sample_that_is_too_long_or_has_no_number_is_not_written() {
     let (cache, _) = Place::new().open();
-    assert!(!cache.write(0, &sample(0, 2001)).unwrap());
-    assert!(!cache.write(32, &sample(0, 1)).unwrap());
+    assert!(!cache.write(0, 0, &sample(0, 2001)).unwrap());
+    assert!(!cache.write(32, 0, &sample(0, 1)).unwrap());
 }
 
 #[test]
@@ -158,9 +161,9 @@ fn a_write_that_was_cut_at_any_byte_leaves_the_others_and_its_room() {
     let (first, last) = (sample(1, 60), sample(2, 64));
     let place = Place::new();
     let (cache, _) = place.open();
-    cache.write(1, &first).unwrap();
+    cache.write(1, 0, &first).unwrap();
     let before = fs::read(place.file()).unwrap();
-    cache.write(2, &last).unwrap();
+    cache.write(2, 0, &last).unwrap();
     let after = fs::read(place.file()).unwrap();
     drop(cache);
     let changed = |at: &usize| before[*at] != after[*at];
@@ -180,8 +183,8 @@ fn a_write_that_was_cut_at_any_byte_leaves_the_others_and_its_room() {
         let (cache, _) = place.open();
         assert_eq!(found(&cache), BTreeMap::from([(1, first.clone())]));
         // Its room is used again.
-        assert!(cache.write(2, &last).unwrap());
-        assert!(cache.write(3, &sample(3, 2000)).unwrap());
+        assert!(cache.write(2, 0, &last).unwrap());
+        assert!(cache.write(3, 0, &sample(3, 2000)).unwrap());
         assert_eq!(read(&cache, 2).as_ref(), Some(&last));
     }
 }
@@ -191,22 +194,22 @@ fn a_write_that_was_cut_at_any_byte_leaves_the_others_and_its_room() {
 fn an_entry_without_its_whole_payload_is_dropped_at_its_first_read() {
     let place = Place::new();
     let (cache, _) = place.open();
-    cache.write(1, &sample(1, 500)).unwrap();
-    cache.write(2, &sample(2, 500)).unwrap();
+    cache.write(1, 0, &sample(1, 500)).unwrap();
+    cache.write(2, 0, &sample(2, 500)).unwrap();
     drop(cache);
     let at = fs::metadata(place.file()).unwrap().len() - 4096;
     place.change(at + 499, |byte| *byte = !*byte);
     let (cache, taken) = place.open();
     assert_eq!(taken.entries, 2);
     let mut bytes = Vec::new();
-    assert_eq!(cache.read(1, &mut bytes), Lookup::Dropped);
+    assert_eq!(cache.read(1, 0, &mut bytes), Lookup::Dropped);
     assert_eq!(
-        cache.read(1, &mut bytes),
+        cache.read(1, 0, &mut bytes),
         Lookup::Absent,
         "it is dropped once"
     );
     assert_eq!(found(&cache).into_keys().collect::<Vec<_>>(), [2]);
-    assert!(cache.write(1, &sample(1, 500)).unwrap());
+    assert!(cache.write(1, 0, &sample(1, 500)).unwrap());
     drop(cache);
     let (cache, taken) = place.open();
     assert_eq!((taken.entries, taken.dropped), (2, 0));
@@ -219,7 +222,7 @@ fn a_flipped_bit_anywhere_never_gives_other_bytes() {
     let (cache, _) = place.open();
     let written: BTreeMap<u32, Vec<u8>> = (0..4).map(|id| (id, sample(id, 70))).collect();
     for (id, bytes) in &written {
-        cache.write(*id, bytes).unwrap();
+        cache.write(*id, 0, bytes).unwrap();
     }
     drop(cache);
     let whole = fs::read(place.file()).unwrap();
@@ -243,14 +246,14 @@ fn a_flipped_bit_anywhere_never_gives_other_bytes() {
 fn a_file_that_is_cut_while_it_is_used_is_a_miss() {
     let place = Place::new();
     let (cache, _) = place.open();
-    cache.write(1, &sample(1, 500)).unwrap();
+    cache.write(1, 0, &sample(1, 500)).unwrap();
     OpenOptions::new()
         .write(true)
         .open(place.file())
         .unwrap()
         .set_len(100)
         .unwrap();
-    assert_eq!(cache.read(1, &mut Vec::new()), Lookup::Dropped);
+    assert_eq!(cache.read(1, 0, &mut Vec::new()), Lookup::Dropped);
     assert_eq!(found(&cache), BTreeMap::new());
 }
 
@@ -258,8 +261,8 @@ fn a_file_that_is_cut_while_it_is_used_is_a_miss() {
 fn a_buffer_of_another_length_is_not_filled() {
     let place = Place::new();
     let (cache, _) = place.open();
-    cache.write(1, &sample(1, 500)).unwrap();
-    assert_eq!(cache.read_into(1, &mut [0; 499]), Lookup::Dropped);
+    cache.write(1, 0, &sample(1, 500)).unwrap();
+    assert_eq!(cache.read_into(1, 0, &mut [0; 499]), Lookup::Dropped);
     assert!(!cache.has(1));
 }
 
@@ -267,7 +270,7 @@ fn a_buffer_of_another_length_is_not_filled() {
 fn a_file_of_anything_else_is_made_anew() {
     let place = Place::new();
     let (cache, _) = place.open();
-    cache.write(1, &sample(1, 500)).unwrap();
+    cache.write(1, 0, &sample(1, 500)).unwrap();
     drop(cache);
     let whole = fs::read(place.file()).unwrap();
     let mut without_header = whole.clone();
@@ -281,7 +284,7 @@ fn a_file_of_anything_else_is_made_anew() {
         fs::write(place.file(), content).unwrap();
         let (cache, taken) = place.open();
         assert!(taken.replaced && cache.usage().entries == 0);
-        assert!(cache.write(1, &sample(1, 500)).unwrap());
+        assert!(cache.write(1, 0, &sample(1, 500)).unwrap());
     }
     // Another number of samples, and a file that is larger than all files may be.
     for other in [
@@ -400,7 +403,7 @@ fn threads_that_read_and_drop_at_once_see_only_what_was_written() {
             scope.spawn(move || {
                 for round in 0..300u64 {
                     let id = ((thread * 7 + round * 3) % 12) as u32;
-                    let _ = cache.write(id, &sample(id, 400)).unwrap();
+                    let _ = cache.write(id, 0, &sample(id, 400)).unwrap();
                     if let Some(bytes) = read(cache, id) {
                         assert_eq!(bytes, sample(id, 400));
                     }
@@ -447,7 +450,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Write(id, len) => {
-                    if cache.write(id, &sample(id + 100, len)).unwrap() {
+                    if cache.write(id, 0, &sample(id + 100, len)).unwrap() {
                         written.insert(id, sample(id + 100, len));
                     }
                 }

@@ -1,15 +1,15 @@
 //! Payloads and index of a no-eviction cache in one segment: a bump pointer and a row of index entries.
 //!
 //! An [`Extent`] is given out once and belongs to one writer until it is published or given back. A published payload
-//! is never written again while the arena lives, so references to it need no counting. The only exception is an entry
-//! that was taken over and found damaged before anybody had a reference to it ([`Arena::drop_entry`]).
+//! is never written again until its room is given out anew, which happens only after all readers are gone
+//! ([`Arena::vacate`]).
 #![expect(
     unsafe_code,
     reason = "hands out disjoint parts of the segment as slices"
 )]
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard};
 
 use coprep_shared_memory::lock::lock;
@@ -56,6 +56,8 @@ pub(crate) struct Arena {
     memory: SegmentMemory,
     seed: u64,
     room: Mutex<RoomAllocator>,
+    /// Number of dropped entries whose room is not free yet.
+    dropped: AtomicU32,
 }
 
 // SAFETY: the pointers within `memory` are to memory that lives as long as it and belongs to no thread;
@@ -83,6 +85,7 @@ impl Arena {
             shape,
             memory,
             seed,
+            dropped: AtomicU32::new(0),
         }
     }
 
@@ -110,12 +113,22 @@ impl Arena {
         self.room().give_back(extent.offset, extent.len as u64);
     }
 
-    /// Frees the position and the room of a damaged entry. The caller has made sure that nobody looks at its payload
-    /// now or later.
-    pub(crate) fn drop_entry(&self, number: u32, entry: &IndexEntry) {
-        // First, so that the room goes to another entry only after the index no longer names it.
+    /// Withdraws an entry from the index. Readers that have found it may still look at its payload.
+    pub(crate) fn drop_entry(&self, number: u32) {
         self.write_entry(number, &index::DROPPED);
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Frees the position and the room of an entry that was [dropped](Self::drop_entry). The caller has made sure that
+    /// nobody looks at its payload now or later.
+    pub(crate) fn vacate(&self, number: u32, entry: &IndexEntry) {
         self.room().vacate(number, entry);
+        self.dropped.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if dropped entries still have their room.
+    pub(crate) fn has_dropped(&self) -> bool {
+        self.dropped.load(Ordering::Relaxed) > 0
     }
 
     /// Returns the bytes of an extent, for its owner.
@@ -165,7 +178,7 @@ impl Arena {
     fn words(&self, number: u32) -> &[AtomicU64; ENTRY / 8] {
         let start = self.at(self.shape.offset(number)).cast();
         // SAFETY: in bounds (`offset` checks the number, the shape fits the memory) and aligned: the index begins on a
-        // page, and an entry is six words. The words are accessed as atomics and in no other way. In a named segment
+        // page, and an entry is seven words. The words are accessed as atomics and in no other way. In a named segment
         // another process of this user may break the rules and write there; then any bits may be read, and they are
         // validated.
         unsafe { start.as_ref() }
@@ -187,11 +200,11 @@ impl Arena {
         bytes
     }
 
-    /// Returns the payload of an entry that came from [`entry`](Self::entry) and that nobody drops meanwhile.
+    /// Returns the payload of an entry that came from [`entry`](Self::entry) and that nobody vacates meanwhile.
     pub(crate) fn payload_of(&self, entry: &IndexEntry) -> &[u8] {
         let start = self.payload(entry.offset, entry.len);
         // SAFETY: in bounds and initialised as in `bytes_mut`; never written while the arena lives: the extent of an
-        // entry is given out again only once it was dropped, which the caller excludes. (In a named segment another
+        // entry is given out again only once it was vacated, which the caller excludes. (In a named segment another
         // process of this user may break the rules and write there, as it may write into this process by other ways;
         // see the docs.)
         unsafe { std::slice::from_raw_parts(start.as_ptr(), entry.len as usize) }

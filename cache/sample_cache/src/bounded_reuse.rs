@@ -127,6 +127,17 @@ impl SampleCache for BoundedReuse {
         Some(Reservation::in_private(self, id, len, meta))
     }
 
+    fn remove(&self, id: u32) {
+        let mut state = self.state();
+        // A reservation counts on the room of the entry that it is going to replace.
+        if state.being_written.contains_key(&id) {
+            return;
+        }
+        if let Some(gone) = state.entries.remove(&id) {
+            state.usage.remove(gone.meta.form, gone.bytes.len() as u64);
+        }
+    }
+
     fn usage(&self) -> Usage {
         self.state().usage.of_payload()
     }

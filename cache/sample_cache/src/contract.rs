@@ -2,6 +2,8 @@
 
 use std::ops::Deref;
 
+use crossbeam::epoch::Guard;
+
 use crate::arena::Extent;
 use crate::meta::{Form, Meta};
 
@@ -52,7 +54,7 @@ impl Usage {
 
 /// A cache of samples.
 ///
-/// - A committed sample is found, whole and unchanged, until the policy evicts it.
+/// - A committed sample is found, whole and unchanged, until the policy evicts it or somebody removes it.
 /// - An id has at most one entry, and at most one writer at a time. Other writers are told `None` and do without the
 ///   cache.
 /// - No call blocks for longer than it takes to copy an entry. No call fails: a cache that cannot hold a sample does
@@ -73,6 +75,9 @@ pub trait SampleCache: Send + Sync {
     /// being written, or there is no such id.
     fn reserve(&self, id: u32, len: usize, meta: Meta) -> Option<Reservation<'_>>;
 
+    /// Removes the sample, so that it can be written anew. A [`Hit`] of it stays as it is.
+    fn remove(&self, id: u32);
+
     /// Returns the counts of the cache's contents.
     fn usage(&self) -> Usage;
 }
@@ -84,7 +89,11 @@ pub struct Hit<'a> {
 }
 
 pub(crate) enum HitBytes<'a> {
-    Arena(&'a [u8]),
+    Arena {
+        bytes: &'a [u8],
+        /// Keeps the room from being given out again if the sample is removed.
+        _guard: Guard,
+    },
     Counted(std::sync::Arc<[u8]>),
 }
 
@@ -101,7 +110,7 @@ impl Deref for Hit<'_> {
 
     fn deref(&self) -> &[u8] {
         match &self.bytes {
-            HitBytes::Arena(bytes) => bytes,
+            HitBytes::Arena { bytes, .. } => bytes,
             HitBytes::Counted(bytes) => bytes,
         }
     }

@@ -1,7 +1,7 @@
 //! The index of a no-eviction cache. It lies next to the payloads, so that another process can take the cache over.
 //!
 //! ```text
-//! segment: | header, one page | index: entries of 48 bytes | payloads, each on a multiple of 64 bytes |
+//! segment: | header, one page | index: entries of 56 bytes | payloads, each on a multiple of 64 bytes |
 //! ```
 //!
 //! All numbers are little endian. Index positions are zero at first. They are filled from the start, each after its
@@ -35,7 +35,7 @@ pub struct SegmentHeader {
 }
 
 /// Identifies a segment and the version of its format.
-const MAGIC: [u8; 8] = *b"CPRPseg1";
+const MAGIC: [u8; 8] = *b"CPRPseg2";
 const HEADER_ARCHIVE: usize = size_of::<ArchivedSegmentHeader>();
 /// Bytes of a header: magic, archive, checksum.
 pub const HEADER: usize = 8 + HEADER_ARCHIVE + 8;
@@ -88,6 +88,8 @@ pub struct IndexEntry {
     pub len: u64,
     /// xxh3 checksum of the payload.
     pub payload_checksum: u64,
+    /// Version of the file that the sample was made from, or 0.
+    pub version: u64,
     /// Id of the sample.
     pub id: u32,
     /// Width in pixels.
@@ -124,6 +126,7 @@ impl IndexEntry {
             form: self.form,
             width: self.width,
             height: self.height,
+            version: self.version,
         }
     }
 

@@ -6,7 +6,7 @@
 //!
 //! | policy | memory | life of a byte |
 //! |---|---|---|
-//! | [`NoEviction`] | a segment of shared memory, which may have a name and outlive the coordinator | written once, then immutable until the cache goes as a whole |
+//! | [`NoEviction`] | a segment of shared memory, which may have a name and outlive the coordinator | written once, then immutable until the sample is removed, or the cache goes as a whole |
 //! | [`Lru`], [`BoundedReuse`] | private memory of the coordinator | written once, and freed when its sample is evicted or replaced |
 //!
 //! All memory of a segment is reserved when it is created. A shortage is therefore an [`Error`] that states the bytes

@@ -107,6 +107,13 @@ impl SampleCache for Lru {
         Some(Reservation::in_private(self, id, len, meta))
     }
 
+    fn remove(&self, id: u32) {
+        let mut state = self.state();
+        if let Some(gone) = state.entries.pop(&id) {
+            state.usage.remove(gone.meta.form, gone.bytes.len() as u64);
+        }
+    }
+
     fn usage(&self) -> Usage {
         self.state().usage.of_payload()
     }

@@ -28,6 +28,8 @@ pub struct Meta {
     pub width: u32,
     /// Height in pixels. Only the caller uses it.
     pub height: u32,
+    /// Version of the file that the sample was made from, or 0 if it has none. Only the caller uses it.
+    pub version: u64,
 }
 
 impl Meta {
@@ -38,6 +40,7 @@ impl Meta {
             form,
             width: 0,
             height: 0,
+            version: 0,
         }
     }
 }

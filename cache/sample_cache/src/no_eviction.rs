@@ -5,31 +5,35 @@
 //!
 //! The arena lies in an anonymous segment, or in a named one that the next coordinator takes over. After a take-over, a
 //! payload's checksum is verified at its first hit. So a cache of 100 GB is usable at once, and the payload is about to
-//! be read anyway. An entry whose payload fails the check gives its index position and its room back.
+//! be read anyway. An entry whose payload fails the check gives its index position and its room back, and so does one
+//! that is removed. Readers may still look at its payload, so its room is freed when the last of them is gone, by
+//! epoch-based reclamation (Fraser, Practical lock-freedom, 2004, section 5.2.3).
 
-use std::sync::{Mutex, MutexGuard, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use coprep_shared_memory::lock::{lock, unpoisoned};
+use coprep_shared_memory::lock::lock;
+use crossbeam::epoch::{self, Guard};
 
 use crate::arena::{Arena, Extent, SegmentMemory};
 use crate::contract::{ArenaStore, Hit, HitBytes, Reservation, SampleCache, Usage};
 use crate::error::Result;
-use crate::index::{IndexEntry, payload_checksum, seed};
+use crate::index::{IndexEntry, Scan, payload_checksum, seed};
 use crate::layout::SegmentLayout;
 use crate::meta::Meta;
 use crate::named;
 use crate::table::{CachedAt, PresenceTable};
 
+/// Number of epochs that must begin before the room of a removed sample is free.
+const EPOCHS: u32 = 3;
+
 /// A cache without eviction. See the module.
 pub struct NoEviction {
-    arena: Arena,
+    arena: Arc<Arena>,
     table: PresenceTable,
     usage: Mutex<Usage>,
     /// True if the cache outlives this process. Then payloads are checksummed, because another coordinator may read
     /// them.
     outlives: bool,
-    /// Held for reading while a thread looks at a payload that is not checked yet.
-    looks: RwLock<()>,
 }
 
 /// The result of a take-over of a named segment.
@@ -47,7 +51,7 @@ pub struct TakeOver {
 
 impl NoEviction {
     /// Creates a cache in memory without a name, which ends with this process. All memory is reserved now: `capacity`
-    /// bytes for payloads, and 48 bytes of index per sample.
+    /// bytes for payloads, and 56 bytes of index per sample.
     ///
     /// # Errors
     /// If memory is short.
@@ -71,18 +75,19 @@ impl NoEviction {
         fingerprint: u128,
     ) -> Result<(Self, TakeOver)> {
         let opened = named::open(name, SegmentLayout::new(capacity, samples)?, fingerprint)?;
-        let arena = Arena::new(
+        let mut arena = Arena::new(
             SegmentMemory::Named(opened.segment),
             opened.shape,
             seed(fingerprint),
         );
-        let mut cache = Self::over(arena, true);
         let mut found = TakeOver {
             replaced: opened.replaced,
             ..TakeOver::default()
         };
-        if opened.is_warm {
-            cache.take_over(&mut found);
+        let scan = opened.is_warm.then(|| arena.take_over());
+        let cache = Self::over(arena, true);
+        if let Some(scan) = scan {
+            cache.take_over(&scan, &mut found);
         }
         Ok((cache, found))
     }
@@ -95,14 +100,12 @@ impl NoEviction {
         NoEviction {
             table: PresenceTable::new(arena.shape().samples),
             usage: Mutex::new(usage),
-            arena,
+            arena: Arc::new(arena),
             outlives,
-            looks: RwLock::default(),
         }
     }
 
-    fn take_over(&mut self, found: &mut TakeOver) {
-        let scan = self.arena.take_over();
+    fn take_over(&self, scan: &Scan, found: &mut TakeOver) {
         for (position, entry) in &scan.entries {
             self.table.set(
                 entry.id,
@@ -122,32 +125,36 @@ impl NoEviction {
         lock(&self.usage)
     }
 
-    /// Checks an entry that was taken over, at its first hit, and drops it if its payload is damaged.
-    fn check(&self, id: u32) {
-        let Some((position, entry)) = self.find_damaged(id) else {
+    /// Checks an entry that was taken over, at its first hit, and withdraws it if its payload is damaged.
+    fn check(&self, id: u32, present: CachedAt, guard: &Guard) {
+        let Some(entry) = self.entry(id, present) else {
             return;
         };
-        // A thread that still looks at the payload began before the entry was withdrawn. The write lock waits until all
-        // such threads have finished, and no new one can begin.
-        drop(unpoisoned(self.looks.write()));
-        self.arena.drop_entry(position, &entry);
-        self.count().remove(entry.form, entry.len);
-        // This comes last, because from here on another writer may begin the sample.
-        self.table.give_up(id);
-    }
-
-    /// Returns the position and the entry if the payload is damaged, but only to the one caller that must drop it.
-    fn find_damaged(&self, id: u32) -> Option<(u32, IndexEntry)> {
-        let _look = unpoisoned(self.looks.read());
-        // Look again under the lock: another thread may have checked or dropped the entry meanwhile.
-        let present = self.table.get(id).filter(|present| !present.checked)?;
-        let entry = self.entry(id, present)?;
         if payload_checksum(self.arena.payload_of(&entry)) == entry.payload_checksum {
             self.table.confirm(id, present.position);
-            return None;
+        } else {
+            self.withdraw(id, present, entry, guard);
         }
-        let is_ours = self.table.withdraw(id, present.position);
-        is_ours.then_some((present.position, entry))
+    }
+
+    /// Withdraws an entry, unless another thread has. `guard` is held since before the entry was looked up.
+    fn withdraw(&self, id: u32, present: CachedAt, entry: IndexEntry, guard: &Guard) {
+        if !self.table.withdraw(id, present) {
+            return;
+        }
+        let position = present.position;
+        // Before another writer may begin the sample, so that a segment never has two entries of one sample.
+        self.arena.drop_entry(position);
+        self.count().remove(entry.form, entry.len);
+        self.table.give_up(id);
+        let arena = Arc::downgrade(&self.arena);
+        // Threads that still look at the payload found the entry before, and hold a guard.
+        guard.defer(move || {
+            if let Some(arena) = arena.upgrade() {
+                arena.vacate(position, &entry);
+            }
+        });
+        guard.flush();
     }
 
     fn entry(&self, id: u32, present: CachedAt) -> Option<IndexEntry> {
@@ -175,11 +182,13 @@ impl ArenaStore for NoEviction {
                 form,
                 width,
                 height,
+                version,
             } = meta;
             IndexEntry {
                 offset,
                 len,
                 payload_checksum,
+                version,
                 id,
                 width,
                 height,
@@ -212,14 +221,18 @@ impl SampleCache for NoEviction {
     }
 
     fn get(&self, id: u32) -> Option<Hit<'_>> {
-        if !self.table.get(id)?.checked {
-            self.check(id);
+        let guard = epoch::pin();
+        let found = self.table.get(id)?;
+        if !found.checked {
+            self.check(id, found, &guard);
         }
-        // A checked entry is never dropped, so the reference stays valid.
         let present = self.table.get(id).filter(|present| present.checked)?;
         let entry = self.entry(id, present)?;
         Some(Hit {
-            bytes: HitBytes::Arena(self.arena.payload_of(&entry)),
+            bytes: HitBytes::Arena {
+                bytes: self.arena.payload_of(&entry),
+                _guard: guard,
+            },
             meta: entry.meta(),
         })
     }
@@ -228,12 +241,29 @@ impl SampleCache for NoEviction {
         if !self.table.begin(id) {
             return None;
         }
-        match self.arena.allocate(len) {
+        let mut extent = self.arena.allocate(len);
+        if extent.is_none() && self.arena.has_dropped() {
+            // Room is freed while nobody looks at any payload, which is soon.
+            for _ in 0..EPOCHS {
+                epoch::pin().flush();
+            }
+            extent = self.arena.allocate(len);
+        }
+        match extent {
             Some(extent) => Some(Reservation::in_arena(self, id, extent, meta)),
             None => {
                 self.table.give_up(id);
                 None
             }
+        }
+    }
+
+    fn remove(&self, id: u32) {
+        let guard = epoch::pin();
+        if let Some(present) = self.table.get(id)
+            && let Some(entry) = self.entry(id, present)
+        {
+            self.withdraw(id, present, entry, &guard);
         }
     }
 

@@ -3,9 +3,9 @@
 //! | state | low bits | who makes it | next |
 //! |---|---|---|---|
 //! | absent (zero) | 0 | the start; a writer that gives up | being written, by the first caller that asks |
-//! | being written | 1 | a writer; a reader that finds a damaged payload | present and checked, or absent |
-//! | present | 2 | a take-over | present and checked, or being written if the payload is damaged |
-//! | present and checked | 3 | a commit; the first hit after a take-over | - |
+//! | being written | 1 | a writer; whoever withdraws an entry | present and checked, or absent |
+//! | present | 2 | a take-over | present and checked, or being written if it is withdrawn, because its payload is damaged |
+//! | present and checked | 3 | a commit; the first hit after a take-over | being written, if it is withdrawn |
 //!
 //! The upper 30 bits are the position of the entry in the index.
 
@@ -81,33 +81,42 @@ impl PresenceTable {
 
     /// Makes the sample present. Its writer calls this, or a take-over before any other thread looks.
     pub fn set(&self, id: u32, present: CachedAt) {
-        let kind = if present.checked { CHECKED } else { PRESENT };
         // Release: pairs with the acquire in `get`.
-        self.states[id as usize].store(present.position << 2 | kind, Ordering::Release);
+        self.states[id as usize].store(present.state(), Ordering::Release);
     }
 
     /// Notes that the payload was checked and equals the committed bytes.
     #[cfg(not(feature = "loom"))]
     pub(crate) fn confirm(&self, id: u32, position: u32) {
-        // Release: as in `set`, for readers that skip the check from now on.
-        self.change(id, position, position << 2 | CHECKED, Ordering::Release);
+        let unchecked = CachedAt {
+            position,
+            checked: false,
+        };
+        self.change(id, unchecked, position << 2 | CHECKED);
     }
 
-    /// Notes that the payload was checked and is damaged. Returns true to the one caller that must drop the entry and
-    /// then [give the sample up](Self::give_up).
+    /// Withdraws the entry at which a sample was found. Returns true to the one caller that must drop the entry and then
+    /// [give the sample up](Self::give_up).
     #[must_use]
-    pub fn withdraw(&self, id: u32, position: u32) -> bool {
-        // Relaxed: locks order everything that follows.
-        self.change(id, position, BEING_WRITTEN, Ordering::Relaxed)
+    pub fn withdraw(&self, id: u32, found: CachedAt) -> bool {
+        self.change(id, found, BEING_WRITTEN)
     }
 
-    fn change(&self, id: u32, position: u32, next: u32, order: Ordering) -> bool {
-        let unchecked = position << 2 | PRESENT;
+    fn change(&self, id: u32, found: CachedAt, next: u32) -> bool {
         let state = &self.states[id as usize];
-        // Relaxed on failure: a caller that loses reads no data because of this result.
+        // Release: as in `set`, for readers that skip the check from now on, and so that a reader that begins after the
+        // room of a withdrawn entry was freed finds that entry gone. Relaxed on failure: a caller that loses reads no
+        // data because of this result.
         state
-            .compare_exchange(unchecked, next, order, Ordering::Relaxed)
+            .compare_exchange(found.state(), next, Ordering::Release, Ordering::Relaxed)
             .is_ok()
+    }
+}
+
+impl CachedAt {
+    fn state(self) -> u32 {
+        let kind = if self.checked { CHECKED } else { PRESENT };
+        self.position << 2 | kind
     }
 }
 
@@ -157,9 +166,13 @@ mod tests {
                 checked: false,
             },
         );
-        assert!(!table.withdraw(0, 4), "it lies somewhere else");
-        assert!(table.withdraw(0, 3));
-        assert!(!table.withdraw(0, 3) && !table.begin(0));
+        let [elsewhere, here] = [4, 3].map(|position| CachedAt {
+            position,
+            checked: false,
+        });
+        assert!(!table.withdraw(0, elsewhere));
+        assert!(table.withdraw(0, here));
+        assert!(!table.withdraw(0, here) && !table.begin(0));
         assert_eq!(table.get(0), None);
         table.give_up(0);
         assert!(table.begin(0));
@@ -175,7 +188,7 @@ mod tests {
         table.set(0, unchecked);
         table.confirm(0, 3);
         assert!(table.get(0).is_some_and(|present| present.checked));
-        assert!(!table.withdraw(0, 3));
+        assert!(!table.withdraw(0, unchecked));
     }
 
     #[test]

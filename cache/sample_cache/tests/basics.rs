@@ -1,12 +1,15 @@
 //! Each policy in one process, without faults.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use coprep_cache::{Form, Lru, Meta, NoEviction, SampleCache};
 
 const META: Meta = Meta {
     form: Form::Decoded,
     width: 3,
     height: 2,
+    version: 7,
 };
 
 fn put(cache: &dyn SampleCache, id: u32, bytes: &[u8]) -> bool {
@@ -101,4 +104,71 @@ fn more_than_there_is_memory_is_an_error() {
     let error = NoEviction::anonymous(1 << 50, 100).err().unwrap();
     assert!(error.kind().is_shortage(), "{error}");
     assert!(NoEviction::anonymous(u64::MAX, u32::MAX).is_err());
+}
+
+#[test]
+fn a_removed_sample_is_cached_anew_and_who_reads_it_goes_on() {
+    for cache in caches() {
+        assert!(put(&*cache, 5, b"five"));
+        let hit = cache.get(5).unwrap();
+        cache.remove(5);
+        cache.remove(6);
+        assert!(cache.get(5).is_none() && !cache.has(5));
+        assert!(put(&*cache, 5, b"FIVE"));
+        assert_eq!(
+            (&*hit, &*cache.get(5).unwrap()),
+            (&b"five"[..], &b"FIVE"[..])
+        );
+        assert_eq!((cache.usage().entries(), cache.usage().bytes()), (1, 4));
+    }
+}
+
+#[test]
+fn the_room_of_removed_samples_is_used_again() {
+    let cache = NoEviction::anonymous(1 << 12, 100).unwrap();
+    let fill = || {
+        (0..64)
+            .map(|id| put(&cache, id, &[id as u8; 64]))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(fill(), [true; 64]);
+    // More often than the index has positions to spare.
+    for round in 0..9 {
+        (0..64).for_each(|id| cache.remove(id));
+        assert_eq!(fill(), [true; 64], "round {round}");
+        assert_eq!(cache.usage().used, 1 << 12);
+    }
+}
+
+/// Readers compare what they read, while a writer removes and writes all samples again and again.
+#[test]
+fn nobody_reads_the_room_of_a_removed_sample_after_it_was_given_out() {
+    let cache = NoEviction::anonymous(1 << 12, 64).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        for _ in 0..3 {
+            threads.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    for id in 0..16 {
+                        if let Some(hit) = cache.get(id) {
+                            let first = hit[0];
+                            std::thread::yield_now();
+                            assert!(
+                                first % 16 == id as u8 && hit.iter().all(|byte| *byte == first)
+                            );
+                        }
+                    }
+                }
+            });
+        }
+        let (mut written, mut round) = (0, 0u32);
+        while written < 500 {
+            let id = round % 16;
+            let byte = (round / 16 % 16 * 16 + id) as u8;
+            written += u32::from(put(&cache, id, &[byte; 200]));
+            cache.remove(id);
+            round = round.wrapping_add(1);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
 }

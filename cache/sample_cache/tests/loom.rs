@@ -43,7 +43,8 @@ fn a_sample_is_cached_by_one_writer_and_found_whole() {
     });
 }
 
-/// The steps of `NoEviction::check`: the first thread that finds damage frees the room, and nobody reads it any more.
+/// The steps of `NoEviction::withdraw`: the first thread that finds damage frees the room, and nobody reads it any more.
+/// Read locks stand for the guards of an epoch, and the write lock for the end of the epoch.
 #[test]
 fn the_room_of_a_damaged_sample_is_another_s_only_when_nobody_looks_at_it() {
     model(2, || {
@@ -65,13 +66,15 @@ fn the_room_of_a_damaged_sample_is_another_s_only_when_nobody_looks_at_it() {
                     return false;
                 };
                 assert_eq!(payload.read(), 0, "another's");
-                let is_ours = table.withdraw(0, present.position);
+                let is_ours = table.withdraw(0, present);
+                if is_ours {
+                    table.give_up(0);
+                }
                 drop(look);
                 if is_ours {
                     drop(looks.write().unwrap());
                     // The room is free, and another sample may take it at once.
                     payload.write(9);
-                    table.give_up(0);
                 }
                 is_ours
             }

@@ -217,6 +217,25 @@ impl Dataset {
         self.objects.is_remote_object(self.extent(id).object)
     }
 
+    /// Returns `true` if any sample is a local file of its own, so that it may have a [version](Self::file_version).
+    #[must_use]
+    pub fn has_file_versions(&self) -> bool {
+        !self.has_parts() && self.objects.has_local()
+    }
+
+    /// Returns the version of a sample's file, which differs once the file was written anew. Returns `None` if the identity
+    /// of the dataset has it: that of an object in a store, of a shard or of an array.
+    ///
+    /// # Errors
+    ///
+    /// If the file is missing, or the file system cannot tell.
+    pub fn file_version(&self, id: u32) -> Option<std::io::Result<u64>> {
+        if self.has_parts() {
+            return None;
+        }
+        self.objects.file_version(id)
+    }
+
     /// Returns the bytes of memory that the list of samples takes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
@@ -329,7 +348,7 @@ impl Dataset {
     }
 
     /// Returns the identity of the list: root, paths, order and labels. Of objects in a store it contains the sizes and
-    /// ETags too; the contents of local files are no part of it.
+    /// ETags too; local files of their own have [versions](Self::file_version) instead.
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
         self.fingerprint

@@ -179,6 +179,8 @@ pub struct CacheRequest {
     pub lru: bool,
     /// Number of times that a prepared sample is used before it is made anew; 0 for no limit.
     pub reuse: u32,
+    /// `true` if cached samples are compared with their files first, as these are now.
+    pub check_files: bool,
 }
 
 /// A job's request for minibatches.
@@ -466,7 +468,11 @@ pub enum Reply {
         first_seq: u64,
     },
     /// Answer to [`Request::Leave`]: the other ranks that are attached have been told.
-    Left,
+    Left {
+        /// `true` if all other ranks of the job are attached, or have left as well. Otherwise the departure is lost if the
+        /// coordinator ends before they come.
+        is_known: bool,
+    },
     /// Another rank has left the job. It comes unasked. The client presents it in [`Attach::departed`].
     Departed(Departure),
     /// Answer to [`Request::State`].

@@ -69,8 +69,8 @@ pub(crate) struct DatasetDisk {
     dropped: AtomicU64,
     /// `true` if the log has told of a damaged sample.
     damage_is_told: AtomicBool,
-    /// The samples that wait to be written.
-    waiting: Mutex<HashMap<u32, Arc<Vec<u8>>>>,
+    /// The samples that wait to be written, with the versions of their files.
+    waiting: Mutex<HashMap<u32, (u64, Arc<Vec<u8>>)>>,
     queue: Arc<WriteQueue<DiskWrite>>,
 }
 
@@ -78,6 +78,7 @@ pub(crate) struct DatasetDisk {
 struct DiskWrite {
     disk: Arc<DatasetDisk>,
     id: u32,
+    version: u64,
     bytes: Arc<Vec<u8>>,
 }
 
@@ -87,7 +88,7 @@ impl PendingWrite for DiskWrite {
     }
 
     fn write(self) {
-        self.disk.write(self.id, &self.bytes);
+        self.disk.write(self.id, self.version, &self.bytes);
     }
 }
 
@@ -341,35 +342,37 @@ impl DatasetDisk {
 
     /// Returns `true` if the sample is on the disk, or waits to be written.
     pub(crate) fn has(&self, id: u32) -> bool {
-        self.waiting(id).is_some() || self.cache.has(id)
+        lock(&self.waiting).contains_key(&id) || self.cache.has(id)
     }
 
     /// Returns a sample that waits to be written. Callers ask the file after this, not before: a sample is removed from this
     /// table once it is in the file.
-    fn waiting(&self, id: u32) -> Option<Arc<Vec<u8>>> {
-        lock(&self.waiting).get(&id).cloned()
+    fn waiting(&self, id: u32, version: u64) -> Option<Arc<Vec<u8>>> {
+        let waiting = lock(&self.waiting);
+        let of_version = waiting.get(&id).filter(|waiting| waiting.0 == version);
+        of_version.map(|(_, bytes)| bytes.clone())
     }
 
-    /// Reads a sample. Returns `false` if it is not on the disk.
-    pub(crate) fn read(&self, id: u32, into: &mut Vec<u8>) -> bool {
-        let lookup = match self.waiting(id) {
+    /// Reads a sample of a file of this `version`. Returns `false` if it is not on the disk.
+    pub(crate) fn read(&self, id: u32, version: u64, into: &mut Vec<u8>) -> bool {
+        let lookup = match self.waiting(id, version) {
             Some(bytes) => {
                 bytes.as_slice().clone_into(into);
                 Lookup::Hit
             }
-            None => self.cache.read(id, into),
+            None => self.cache.read(id, version, into),
         };
         self.count(id, lookup)
     }
 
-    /// Reads a sample into a buffer of its length. Returns `false` if it is not on the disk.
-    pub(crate) fn read_into(&self, id: u32, into: &mut [u8]) -> bool {
-        let lookup = match self.waiting(id) {
+    /// Reads a sample of a file of this `version` into a buffer of its length. Returns `false` if it is not on the disk.
+    pub(crate) fn read_into(&self, id: u32, version: u64, into: &mut [u8]) -> bool {
+        let lookup = match self.waiting(id, version) {
             Some(bytes) if bytes.len() == into.len() => {
                 into.copy_from_slice(&bytes);
                 Lookup::Hit
             }
-            _ => self.cache.read_into(id, into),
+            _ => self.cache.read_into(id, version, into),
         };
         self.count(id, lookup)
     }
@@ -399,7 +402,7 @@ impl DatasetDisk {
     pub(crate) fn is_to_keep(&self, id: u32, len: u64, in_memory: bool) -> bool {
         let is_for_disk = self.holds_all || !in_memory;
         // The sample may be written between the last two checks. `DiskCache::write` then refuses the second copy.
-        is_for_disk && self.cache.has_room(id, len) && self.waiting(id).is_none()
+        is_for_disk && self.cache.has_room(id, len) && !lock(&self.waiting).contains_key(&id)
     }
 
     /// Returns `true` if a sample of `len` bytes is not on the disk and will not be, for lack of room.
@@ -407,21 +410,32 @@ impl DatasetDisk {
         self.cache.refuses(id, len)
     }
 
-    /// Hands a sample to the thread that writes it, unless it waits to be written already.
-    pub(crate) fn keep(self: &Arc<Self>, id: u32, bytes: Vec<u8>, when_full: WhenFull) {
+    /// Hands a sample of a file of this `version` to the thread that writes it, unless it waits to be written already.
+    pub(crate) fn keep(
+        self: &Arc<Self>,
+        id: u32,
+        version: u64,
+        bytes: Vec<u8>,
+        when_full: WhenFull,
+    ) {
         let bytes = Arc::new(bytes);
         match lock(&self.waiting).entry(id) {
             Entry::Occupied(_) => return,
-            Entry::Vacant(absent) => absent.insert(bytes.clone()),
+            Entry::Vacant(absent) => absent.insert((version, bytes.clone())),
         };
-        let disk = self.clone();
-        self.queue.push(DiskWrite { disk, id, bytes }, when_full);
+        let write = DiskWrite {
+            disk: self.clone(),
+            id,
+            version,
+            bytes,
+        };
+        self.queue.push(write, when_full);
     }
 
-    fn write(&self, id: u32, bytes: &[u8]) {
+    fn write(&self, id: u32, version: u64, bytes: &[u8]) {
         fail_point!("disk-write");
         // After an error the file takes no further samples, so this is told once.
-        if let Err(e) = self.cache.write(id, bytes) {
+        if let Err(e) = self.cache.write(id, version, bytes) {
             tracing::warn!(
                 dataset = self.dataset,
                 error = %e,
@@ -509,22 +523,25 @@ mod tests {
         });
         let is_read = |id| {
             let (mut whole, mut exact) = (Vec::new(), [0; 5]);
-            let both = (disk.read(id, &mut whole), disk.read_into(id, &mut exact));
+            let both = (
+                disk.read(id, 0, &mut whole),
+                disk.read_into(id, 0, &mut exact),
+            );
             both == (true, true) && whole == b"photo" && exact == *b"photo"
         };
         assert!(!is_read(1) && disk.is_to_keep(1, 5, false));
         // Nothing is written yet. The second one is the same sample, fetched by another thread.
-        disk.keep(1, b"photo".to_vec(), WhenFull::Drop);
-        disk.keep(1, b"photo".to_vec(), WhenFull::Drop);
+        disk.keep(1, 0, b"photo".to_vec(), WhenFull::Drop);
+        disk.keep(1, 0, b"photo".to_vec(), WhenFull::Drop);
         assert!(disk.has(1) && is_read(1) && !disk.is_to_keep(1, 5, false));
-        assert!(!disk.read_into(1, &mut [0; 4]), "it has another length");
+        assert!(!disk.read_into(1, 0, &mut [0; 4]), "it has another length");
         assert_eq!(disk.entries(), 0);
         disk.queue.stop();
         disk.queue.run();
         assert!(disk.has(1) && is_read(1) && !disk.is_to_keep(1, 5, false));
         assert_eq!((disk.entries(), disk.status().hits), (1, 4));
         // A queue that was stopped gives a sample up, which then cannot be read either.
-        disk.keep(2, b"photo".to_vec(), WhenFull::Drop);
+        disk.keep(2, 0, b"photo".to_vec(), WhenFull::Drop);
         assert!(!disk.has(2) && lock(&disk.waiting).is_empty());
     }
 }

@@ -74,6 +74,8 @@ pub(crate) struct Fetched {
     /// it was read into the cache.
     file: Vec<u8>,
     fetched_at: FetchedAt,
+    /// Version of the file before it was read, or 0 if it has none.
+    version: u64,
     /// Bytes that were read, from storage or from the local disk.
     pub(crate) bytes: u64,
     pub(crate) cost: PreparationCost,
@@ -99,14 +101,23 @@ type Prepared = Result<PreparationCost, Failure>;
 
 impl Fetched {
     /// Returns a sample that was fetched into memory, by the thread that goes on with it.
-    fn in_memory(file: Vec<u8>, cost: PreparationCost) -> Self {
+    fn in_memory(file: Vec<u8>, version: u64, cost: PreparationCost) -> Self {
         Fetched {
             bytes: file.len() as u64,
             file,
+            version,
             fetched_at: FetchedAt::InMemory,
             cost,
             at_work: 0.0,
             expected: None,
+        }
+    }
+
+    /// Returns the description of the file as a cached sample.
+    fn as_encoded(&self) -> Meta {
+        Meta {
+            version: self.version,
+            ..Meta::of(Form::Encoded)
         }
     }
 }
@@ -147,7 +158,7 @@ impl Recipe {
     /// Returns the form in which a sample is cached, or `None` if it is not cached, or another recipe prepared it.
     pub(crate) fn cached_as(&self, id: u32) -> Option<Form> {
         let meta = self.cache.as_ref()?.store.meta(id)?;
-        let is_usable = meta.form != Form::Prepared || meta == self.prepared_meta();
+        let is_usable = meta.form != Form::Prepared || meta == self.prepared_meta(meta.version);
         is_usable.then_some(meta.form)
     }
 
@@ -156,9 +167,10 @@ impl Recipe {
     /// Pipelines that differ only in their last operators share a cache. They share decoded samples, but prepared ones
     /// belong to one of them. So the description has the recipe's identity in the place of a decoded sample's width and
     /// height.
-    fn prepared_meta(&self) -> Meta {
+    fn prepared_meta(&self, version: u64) -> Meta {
         Meta {
             form: Form::Prepared,
+            version,
             width: self.identity as u32,
             height: (self.identity >> 32) as u32,
         }
@@ -230,7 +242,7 @@ impl Recipe {
             CacheForm::Auto => self.prepare_from_storage(key, fetched, scratch, slot),
             CacheForm::Encoded if self.is_of_unknown_length(key.id) => {
                 let fetched = self.fetch(key.id, fetched)?;
-                cache.keep(key.id, Meta::of(Form::Encoded), &fetched.file);
+                cache.keep(key.id, fetched.as_encoded(), &fetched.file);
                 let prepared = self.prepare_fetched(&fetched, key, scratch, slot)?;
                 Ok(self.finish(key.id, fetched).plus(prepared))
             }
@@ -282,7 +294,7 @@ impl Recipe {
         let form = self.choose(cache, key.id, &fetched.cost, &stages, &picture);
         let mut admitted = PreparationCost::default();
         match form {
-            Some(Form::Encoded) => cache.keep(key.id, Meta::of(Form::Encoded), &fetched.file),
+            Some(Form::Encoded) => cache.keep(key.id, fetched.as_encoded(), &fetched.file),
             Some(Form::Decoded) => {
                 admitted = self.decode_into_cache(cache, key.id, &fetched, scratch)?;
                 if done.is_none() {
@@ -296,7 +308,7 @@ impl Recipe {
             None => self.prepare_fetched(&fetched, key, scratch, slot)?,
         };
         if form == Some(Form::Prepared) {
-            cache.keep(key.id, self.prepared_meta(), slot.bytes());
+            cache.keep(key.id, self.prepared_meta(fetched.version), slot.bytes());
         }
         Ok(self.finish(key.id, fetched).plus(admitted).plus(done))
     }
@@ -352,7 +364,7 @@ impl Recipe {
             }
             Form::Prepared => {
                 let out = slot.bytes();
-                if meta != self.prepared_meta() || out.len() != hit.len() {
+                if meta != self.prepared_meta(meta.version) || out.len() != hit.len() {
                     return Ok(None);
                 }
                 out.copy_from_slice(&hit);

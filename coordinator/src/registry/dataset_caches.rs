@@ -25,6 +25,8 @@ pub(super) struct NeededCache {
     /// Bytes that the job asked for.
     pub(super) bytes: Option<u64>,
     pub(super) reduces: bool,
+    /// `true` if samples are local files, which may be written anew.
+    pub(super) of_files: bool,
 }
 
 impl Registry {
@@ -49,6 +51,7 @@ impl Registry {
             cached_pipeline: Some(CachedPipeline::of(spec, form)),
             bytes: request.bytes,
             reduces: pipeline.reduces(),
+            of_files: dataset.has_file_versions(),
         };
         let (dataset, pipeline) = (dataset.clone(), pipeline.clone());
         self.find_or_open_cache(needed, party, move || {
@@ -126,6 +129,7 @@ impl Registry {
             capacity,
             segment: self.settings.cache_name.as_deref(),
             reduces: needed.reduces,
+            of_files: needed.of_files,
         };
         DatasetCache::open(&opening).map(Arc::new)
     }

@@ -57,18 +57,18 @@ impl Registry {
         self.departures.of(&request.tokens, request.told)
     }
 
-    /// Handles the orderly departure of a rank. Tells the ranks that are attached, and the ones that attach later.
+    /// Handles the orderly departure of a rank. Tells the ranks that are attached, and the ones that attach later. Returns
+    /// `true` if all other ranks of its job are attached, or have left as well.
     ///
     /// # Errors
     /// When the departure is inconsistent.
-    pub(crate) fn leave(&self, departure: &Departure) -> Result<()> {
+    pub(crate) fn leave(&self, departure: &Departure) -> Result<bool> {
         Leaver::check(departure)?;
         // Kept before the streams are told, because a rank that attaches looks here once it is in its stream.
         self.departures.keep(departure);
         let streams = self.streams();
-        streams
-            .iter()
-            .try_for_each(|stream| stream.depart(departure))
+        let told = streams.iter().map(|stream| stream.depart(departure));
+        Ok(told.collect::<Result<Vec<_>>>()?.contains(&true))
     }
 }
 

@@ -227,6 +227,7 @@ impl Registry {
             }
             let found = stream;
             let stream = self.meet(&key, request, &found);
+            self.begin_looks(&stream.config.producer, &request.cache);
             // The stream may have been opened at the same moment for a job with another seed, say. Then this job looks
             // again.
             let attach = || {
@@ -267,6 +268,16 @@ impl Registry {
                 }
                 return Ok(Answer::Admitted(stream, Box::new(registration)));
             }
+        }
+    }
+
+    /// Compares cached samples with their files before a job is given them that starts now, unless it waives that.
+    fn begin_looks(&self, producer: &Producer, request: &CacheRequest) {
+        if let Some(cache) = producer.cache()
+            && request.check_files
+            && self.settings.check_files
+        {
+            cache.begin_looks();
         }
     }
 

@@ -259,6 +259,7 @@ impl Registry {
             cached_pipeline: None,
             bytes: request.cache.bytes,
             reduces: false,
+            of_files: false,
         };
         let sample_bytes = match form {
             CacheForm::Prepared => shape.prepared_bytes(),

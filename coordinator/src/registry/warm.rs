@@ -45,7 +45,7 @@ struct Admitted {
 
 impl PoolWork for Admit {
     fn needs_fetch(&self) -> bool {
-        self.recipe.is_to_fetch_for_admission(self.id)
+        self.recipe.is_to_fetch_for_admission(self.id) || self.recipe.is_to_look(self.id)
     }
 
     fn file(&self) -> Option<SourceFile> {
@@ -77,6 +77,7 @@ impl PoolWork for Admit {
     }
 
     fn fetch(&mut self, arrived: Option<ReadBytes>) -> Ready {
+        let has_looked = self.recipe.look(self.id);
         if self.needs_fetch() {
             // A fetch that fails is tried again when the sample is admitted, and reported then.
             self.fetched = self.recipe.fetch_ahead(self.id, false, arrived).ok();
@@ -86,6 +87,7 @@ impl PoolWork for Admit {
             due: Deadline::MAX,
             at_work: fetched.map_or(0.0, |f| f.at_work),
             bytes: fetched.map_or(0, |f| f.bytes),
+            is_answered: has_looked || fetched.is_some_and(|f| f.bytes > 0),
             is_unread: fetched.is_none() && self.needs_fetch(),
         }
     }
@@ -134,7 +136,12 @@ pub(crate) fn warm(
     )?;
     let cache = recipe.cache.clone();
     match &cache {
-        Some(cache) => mark(cache, request.keep),
+        Some(cache) => {
+            mark(cache, request.keep);
+            if request.cache.check_files {
+                cache.begin_looks();
+            }
+        }
         None if recipe.disk.is_some() => {}
         None => {
             return Err(invalid("nothing to warm: the cache is off").with_remedy(

@@ -416,8 +416,8 @@ impl Session<'_> {
     }
 
     fn leave(&self, departure: &Departure) -> Result<Reply> {
-        self.registry.leave(departure)?;
-        Ok(Reply::Left)
+        let is_known = self.registry.leave(departure)?;
+        Ok(Reply::Left { is_known })
     }
 
     fn state(&self, epoch: u64, batches: u64) -> Result<Reply> {

@@ -26,6 +26,7 @@ mod credential_process;
 mod early_reads;
 mod error;
 mod file;
+mod file_versions;
 mod headers;
 mod health;
 mod held_blocks;

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -12,6 +13,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{Error, ErrorKind, changed, unreadable};
 use crate::file;
+use crate::file_versions::FileVersions;
 use crate::health::OutageReport;
 use crate::listed::Listed;
 use crate::names::Names;
@@ -81,6 +83,7 @@ pub struct ObjectTable {
     listed: Listed,
     /// Local objects that are read in parts.
     open_files: OpenFiles,
+    file_versions: FileVersions,
     /// The error of each object that was found to be replaced. Empty if no object is read in parts.
     replaced: Vec<OnceLock<Error>>,
     throttle: Option<Arc<ReadThrottle>>,
@@ -102,6 +105,7 @@ impl ObjectTable {
             names: Names::default(),
             listed: Listed::default(),
             open_files: OpenFiles::default(),
+            file_versions: FileVersions::default(),
             replaced: Vec::new(),
             throttle: None,
         }
@@ -196,6 +200,15 @@ impl ObjectTable {
         self.homes.iter().any(is_remote)
     }
 
+    /// Returns `true` if any object is a local file.
+    #[must_use]
+    pub fn has_local(&self) -> bool {
+        let is_local =
+            |run: &HomeRun| matches!(self.homes[usize::from(run.home)], ObjectHome::Local(_));
+        self.home_runs.first().is_none_or(|run| run.first > 0)
+            || self.home_runs.iter().any(is_local)
+    }
+
     /// Returns `true` if this object lies in a remote store.
     ///
     /// # Panics
@@ -271,6 +284,21 @@ impl ObjectTable {
         match self.readable(object) {
             ReadableObject::Local(path) => path,
             ReadableObject::Remote(store, object) => store.url(&object.key).into(),
+        }
+    }
+
+    /// Returns the version of a file that is read as a whole, which differs once the file was written anew. Returns `None`
+    /// for an object whose size and ETag are part of the table's identity.
+    ///
+    /// # Errors
+    ///
+    /// If the file is missing, or the file system cannot tell.
+    pub fn file_version(&self, object: u32) -> Option<io::Result<u64>> {
+        match self.readable(object) {
+            ReadableObject::Local(path) if self.listed.etag(object).is_none() => {
+                Some(self.file_versions.of(&path))
+            }
+            _ => None,
         }
     }
 

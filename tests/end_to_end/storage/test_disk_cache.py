@@ -50,7 +50,7 @@ def in_file(folder: Path) -> int:
 
 def file_bytes(capacity: int, samples: int = N) -> int:
     """Returns the bytes of a file with room for ``capacity`` bytes of samples."""
-    head = 4096 + min(samples + samples // 16 + 64, capacity // 64) * 48
+    head = 4096 + min(samples + samples // 16 + 64, capacity // 64) * 56
     return math.ceil((math.ceil(head / 4096) * 4096 + capacity) / 4096) * 4096
 
 

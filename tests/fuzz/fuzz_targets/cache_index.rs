@@ -205,6 +205,7 @@ fn entry(recipe: &mut Bytes, payloads: &[u8]) -> IndexEntry {
         offset: u64::from(offset) * ALIGNMENT,
         len: len.into(),
         payload_checksum: 0,
+        version: len.into(),
         id: id.into(),
         width: recipe.byte().into(),
         height: recipe.byte().into(),

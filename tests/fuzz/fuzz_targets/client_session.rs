@@ -192,6 +192,7 @@ fn attach() -> Attach {
             bytes: None,
             lru: false,
             reuse: 0,
+            check_files: true,
         },
         batch_size: BATCH_SIZE,
         drop_last: false,

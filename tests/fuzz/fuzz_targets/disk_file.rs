@@ -49,7 +49,7 @@ fuzz_target!(init: coprep_fuzz::seed(&seeds()), |data: &[u8]| {
     let mut all = before;
     for id in 0..OPTIONS.samples {
         let bytes = vec![id as u8; 70 + id as usize];
-        if cache.write(id, &bytes).expect("room was reserved") {
+        if cache.write(id, 0, &bytes).expect("room was reserved") {
             assert!(all.insert(id, bytes).is_none());
         }
     }
@@ -127,6 +127,7 @@ fn entry(recipe: &mut Bytes, payloads: &[u8]) -> IndexEntry {
         offset,
         len,
         payload_checksum: payload.map_or(0, payload_checksum) ^ u64::from(recipe.byte() % 4 == 3),
+        version: u64::from(recipe.byte() % 8 == 7),
         id: id.into(),
         width: 0,
         height: 0,
@@ -136,7 +137,7 @@ fn entry(recipe: &mut Bytes, payloads: &[u8]) -> IndexEntry {
 
 fn found(cache: &DiskCache) -> BTreeMap<u32, Vec<u8>> {
     let mut bytes = Vec::new();
-    let mut read = |id| (cache.read(id, &mut bytes) == Lookup::Hit).then(|| bytes.clone());
+    let mut read = |id| (cache.read(id, 0, &mut bytes) == Lookup::Hit).then(|| bytes.clone());
     (0..OPTIONS.samples)
         .filter_map(|id| Some((id, read(id)?)))
         .collect()

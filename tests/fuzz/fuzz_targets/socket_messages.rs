@@ -157,6 +157,7 @@ fn attach() -> Attach {
             bytes: Some(1 << 30),
             lru: false,
             reuse: 2,
+            check_files: true,
         },
         batch_size: 64,
         drop_last: false,

@@ -107,6 +107,7 @@ fn attach(options: &JobOptions<'_>) -> Result<Attach> {
             bytes: None,
             lru: false,
             reuse: 0,
+            check_files: true,
         },
         batch_size: options.batch_size,
         drop_last: false,

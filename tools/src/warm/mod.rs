@@ -73,6 +73,7 @@ fn cache(args: &args::WarmArgs) -> CacheRequest {
         bytes: args.bytes,
         lru: false,
         reuse: 0,
+        check_files: true,
     }
 }
 

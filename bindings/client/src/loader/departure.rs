@@ -77,12 +77,13 @@ impl Loader {
         while !timeout.is_over() {
             let answer = Connection::open(&self.options.paths, &options)
                 .and_then(|c| c.ask(&request, "the departure", timeout.left(), &interrupt_check));
-            // A coordinator that refuses the departure once would refuse it again.
-            let is_refused = matches!(&answer, Err(e) if matches!(e.kind(), ErrorKind::Refused(_)));
-            if is_refused || matches!(answer, Ok(Reply::Left)) {
-                return;
+            match answer {
+                // It would be refused again.
+                Err(e) if matches!(e.kind(), ErrorKind::Refused(_)) => return,
+                Ok(Reply::Left { is_known: true }) => return,
+                // This coordinator may end, too, before the other ranks come to it.
+                _ => drop(timeout.sleep(RETRY_PAUSE)),
             }
-            let _ = timeout.sleep(RETRY_PAUSE);
         }
     }
 

@@ -198,7 +198,7 @@ impl LoaderLink {
         }
         loop {
             match self.reply(&timeout, "the departure") {
-                Ok(Reply::Left) => return true,
+                Ok(Reply::Left { .. }) => return true,
                 // This is the late answer to a request that was given up.
                 Ok(_) => {}
                 // After a timeout the coordinator still has the message. Only a lost connection calls for another one.

@@ -20,6 +20,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest time for the coordinator to load a job's own code, in addition to the time for samples.
 const LOAD_CODE_TIMEOUT: Duration = Duration::from_secs(660);
+/// Number of attempts that may meet a defect of the coordinator before the next one is its answer. A coordinator that is
+/// broken ends within seconds, but one whose requests panic each time stays.
+const MOST_DEFECTS: u32 = 6;
 /// Pause after a failed attempt to attach anew. The attempt itself may have lasted long.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -69,8 +72,8 @@ impl Loader {
             &self.options.interrupt_check,
             &self.options.notice,
         ) {
-            // The coordinator ended just when this client came.
-            Err(e) if e.kind().is_lost() => self.reconnect(inner),
+            // The coordinator ended just when this client came, or is about to end because of a defect.
+            Err(e) if e.kind().is_lost() || is_internal(&e) => self.reconnect(inner),
             other => other,
         }
     }
@@ -187,9 +190,10 @@ impl Loader {
         }
         let most = self.options.reconnect.min(self.options.timeout);
         let timeout = Timeout::new(most, interrupt_check);
-        let mut pause = FIRST_PAUSE;
+        let (mut pause, mut defects) = (FIRST_PAUSE, 0);
         while let Err(e) = self.attach(inner, code, interrupt_check, notice) {
-            if !may_pass(&e) || timeout.is_over() {
+            defects += u32::from(is_internal(&e));
+            if !may_pass(&e) || timeout.is_over() || defects > MOST_DEFECTS {
                 return Err(e);
             }
             let time = began.elapsed().as_secs_f64();
@@ -226,6 +230,11 @@ fn check_same(before: &Attached, now: &Attached) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+/// Returns `true` if the coordinator answered with a defect of its own.
+fn is_internal(e: &Error) -> bool {
+    *e.kind() == ErrorKind::Refused(RefusalKind::Internal)
 }
 
 /// Returns `true` if an error may pass, because it can also come from a coordinator that starts while another one ends.

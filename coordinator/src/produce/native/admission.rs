@@ -42,6 +42,12 @@ impl Recipe {
         self.is_to_admit(id) || self.is_to_fetch_for_disk(id)
     }
 
+    /// Returns `true` if the sample is cached and is to be [compared](Self::look) with its file first.
+    pub(crate) fn is_to_look(&self, id: u32) -> bool {
+        let cache = self.cache.as_ref();
+        cache.is_some_and(|cache| cache.is_to_look(id))
+    }
+
     /// Returns `true` if [`admit`](Self::admit) would bring the sample into memory.
     pub(crate) fn is_to_admit(&self, id: u32) -> bool {
         let cache = self.cache.as_ref();
@@ -58,7 +64,7 @@ impl Recipe {
         match cache.form {
             CacheForm::Encoded if self.is_of_unknown_length(id) => {
                 let fetched = self.fetch(id, fetched)?;
-                cache.keep(id, Meta::of(Form::Encoded), &fetched.file);
+                cache.keep(id, fetched.as_encoded(), &fetched.file);
                 Ok(self.finish_admission(id, fetched))
             }
             CacheForm::Encoded => {
@@ -118,7 +124,7 @@ impl Recipe {
             let form = self.choose(cache, id, &cost, &stages, &picture);
             return Ok(match form {
                 Some(Form::Encoded) => {
-                    cache.keep(id, Meta::of(Form::Encoded), &fetched.file);
+                    cache.keep(id, fetched.as_encoded(), &fetched.file);
                     cost
                 }
                 Some(_) => cost.plus(self.decode_into_cache(cache, id, fetched, scratch)?),
@@ -129,7 +135,7 @@ impl Recipe {
         let (decoded, pixels) = self.decode(fetched, scratch)?;
         cost = cost.plus(decoded);
         match self.choose(cache, id, &cost, &cost.times.into(), &picture) {
-            Some(Form::Encoded) => cache.keep(id, Meta::of(Form::Encoded), &fetched.file),
+            Some(Form::Encoded) => cache.keep(id, fetched.as_encoded(), &fetched.file),
             Some(_) => cache.keep(id, pixels.0, &pixels.1),
             None => {}
         }
@@ -149,7 +155,7 @@ impl Recipe {
             .decode_into(file, scratch, &mut pixels)
             .map_err(Failure::decode)?;
         let cost = decode_time(start.elapsed()).into();
-        Ok((cost, (decoded_as(shape), pixels)))
+        Ok((cost, (decoded_as(shape, fetched), pixels)))
     }
 
     /// Reads the file straight into the cache, or copies it there if it has `arrived`. Returns `None` if there is no room
@@ -164,16 +170,20 @@ impl Recipe {
         if !self.is_for_memory(cache, id) {
             return Ok(None);
         }
+        let version = self.version(id);
         let length = self.read(id, Dataset::file_len)?;
-        let meta = Meta::of(Form::Encoded);
+        let meta = Meta {
+            version,
+            ..Meta::of(Form::Encoded)
+        };
         let Some(mut reservation) = cache.store.reserve(id, length as usize, meta) else {
             return Ok(None);
         };
         let into = reservation.as_mut_slice();
         let disk = self.disk_of(id);
         let arrived = arrived.take_if(|read| read.bytes.len() == into.len());
-        let is_on_disk =
-            arrived.is_none() && disk.is_some_and(|disk| marked(|| disk.read_into(id, into)));
+        let is_on_disk = arrived.is_none()
+            && disk.is_some_and(|disk| marked(|| disk.read_into(id, version, into)));
         let took = match arrived {
             Some(read) => {
                 into.copy_from_slice(&read.bytes);
@@ -207,7 +217,7 @@ impl Recipe {
         let start = Instant::now();
         let file = &fetched.file;
         let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
-        let meta = decoded_as(shape);
+        let meta = decoded_as(shape, fetched);
         let has_no_price = cache.forms.is_none();
         if has_no_price && !self.is_for_memory(cache, id) {
             return Ok(PreparationCost::default());
@@ -236,9 +246,10 @@ fn decode_time(time: Duration) -> MeasuredTimes {
     }
 }
 
-fn decoded_as(shape: DecodedShape) -> Meta {
+fn decoded_as(shape: DecodedShape, fetched: &Fetched) -> Meta {
     Meta {
         form: Form::Decoded,
+        version: fetched.version,
         width: shape.width,
         height: shape.height,
     }

@@ -1,5 +1,6 @@
 //! Fetches a sample from the local disk, from the early reads, from its block, or from storage.
 
+use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,10 +50,11 @@ impl Recipe {
         let before = ThreadUsage::now();
         let is_read_here = arrived.is_none();
         let mut file = Vec::new();
+        let version = self.version(id);
         let (cost, fetched_at, bytes) = match self.fetch_into_cache(id, &mut arrived)? {
             Some(admitted) => (admitted.cost, FetchedAt::InCache, admitted.bytes),
             None => {
-                let cost = self.fetch_file(id, &mut file, &mut arrived)?;
+                let cost = self.fetch_file(id, version, &mut file, &mut arrived)?;
                 (cost, FetchedAt::InMemory, file.len() as u64)
             }
         };
@@ -76,6 +78,7 @@ impl Recipe {
         Ok(Fetched {
             file,
             fetched_at,
+            version,
             bytes,
             cost: PreparationCost {
                 times: MeasuredTimes {
@@ -110,9 +113,9 @@ impl Recipe {
             return Ok(fetched);
         }
         self.count_from_here();
-        let mut file = Vec::new();
-        let cost = self.fetch_file(id, &mut file, &mut None)?;
-        Ok(Fetched::in_memory(file, cost))
+        let (mut file, version) = (Vec::new(), self.version(id));
+        let cost = self.fetch_file(id, version, &mut file, &mut None)?;
+        Ok(Fetched::in_memory(file, version, cost))
     }
 
     /// Restarts the thread's CPU clock before a fetch. A thread that waits for storage uses less CPU time than its
@@ -146,7 +149,41 @@ impl Recipe {
         self.read(id, |dataset, id| blocks.take_sample(dataset, id, take))
     }
 
-    fn fetch_file(&self, id: u32, into: &mut Vec<u8>, arrived: &mut Option<ReadBytes>) -> Prepared {
+    /// Compares a cached sample with its file, if that is due. A sample whose file has changed is not cached then. Returns
+    /// `true` if the file was looked at.
+    pub(crate) fn look(&self, id: u32) -> bool {
+        let version = || match self.look_at_file(id)? {
+            Ok(version) => Some(version),
+            // The sample is then read, and found missing.
+            Err(e) if e.kind() == ErrorKind::NotFound => Some(0),
+            // Storage that does not answer now says nothing about the sample.
+            Err(_) => None,
+        };
+        let cache = self.cache.as_ref();
+        cache.is_some_and(|cache| cache.look(id, version))
+    }
+
+    fn look_at_file(&self, id: u32) -> Option<std::io::Result<u64>> {
+        marked(|| self.dataset.file_version(id))
+    }
+
+    /// Returns the version of a sample's file, if the sample may be cached, or 0. It is asked for before the file is read:
+    /// a file that changes in between is then found to have changed, and never taken for the one that was read.
+    pub(super) fn version(&self, id: u32) -> u64 {
+        if self.cache.is_none() && self.disk.is_none() {
+            return 0;
+        }
+        // A file that cannot be looked at cannot be read either, which is reported.
+        self.look_at_file(id).map_or(0, Result::unwrap_or_default)
+    }
+
+    fn fetch_file(
+        &self,
+        id: u32,
+        version: u64,
+        into: &mut Vec<u8>,
+        arrived: &mut Option<ReadBytes>,
+    ) -> Prepared {
         if let Some(arrived) = arrived.take() {
             *into = arrived.bytes;
             return Ok(PreparationCost {
@@ -156,7 +193,7 @@ impl Recipe {
         }
         let start = Instant::now();
         if let Some(disk) = self.disk_of(id)
-            && marked(|| disk.read(id, into))
+            && marked(|| disk.read(id, version, into))
         {
             return Ok(fetch_time(start.elapsed()).into());
         }

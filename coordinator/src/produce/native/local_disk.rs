@@ -83,9 +83,9 @@ impl Recipe {
             return;
         }
         let file = fetched.filter(|fetched| fetched.fetched_at == FetchedAt::InMemory);
-        if let Some(Fetched { file, .. }) = file {
+        if let Some(Fetched { file, version, .. }) = file {
             if disk.is_to_keep(id, file.len() as u64, in_memory) {
-                disk.keep(id, file, when_full);
+                disk.keep(id, version, file, when_full);
             }
             return;
         }
@@ -94,7 +94,7 @@ impl Recipe {
         if let Some(hit) = hit.filter(|hit| hit.meta().form == Form::Encoded)
             && disk.is_to_keep(id, hit.len() as u64, in_memory)
         {
-            disk.keep(id, hit.to_vec(), when_full);
+            disk.keep(id, hit.meta().version, hit.to_vec(), when_full);
         }
     }
 }

@@ -111,6 +111,8 @@ pub(crate) struct Ready {
     /// The seconds of fetching in which the thread did not wait for storage.
     pub(crate) at_work: f32,
     pub(crate) bytes: u64,
+    /// `true` if storage has answered: it gave the data, or told whether a cached sample is that of its file.
+    pub(crate) is_answered: bool,
     /// `true` if the data could not be read, so that the task reads it when it is run.
     pub(crate) is_unread: bool,
 }

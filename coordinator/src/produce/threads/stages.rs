@@ -342,7 +342,7 @@ impl<W: StageWork> StageQueues<W> {
         match done {
             CompletedTask::Fetched(work, ready) => {
                 self.count_fetched(&ready, step.is_apart);
-                self.answered(now, &step, ready.bytes);
+                self.answered(now, &step, ready.is_answered);
                 let due = match shared {
                     Some(file) => self.shared_reads.fetched(file, ready.due),
                     None => ready.due,
@@ -365,7 +365,7 @@ impl<W: StageWork> StageQueues<W> {
             CompletedTask::Prepared(scratch) => {
                 self.sums.prepared += 1;
                 self.scratch.push(scratch);
-                self.answered(now, &step, 0);
+                self.answered(now, &step, false);
                 self.end_shared(shared);
             }
         }
@@ -395,9 +395,9 @@ impl<W: StageWork> StageQueues<W> {
     }
 
     fn count_fetched(&mut self, ready: &Ready, is_apart: bool) {
-        // A fetch of 0 bytes does not count: the sample may have been cached meanwhile.
-        let fetched = u64::from(ready.bytes > 0);
-        if fetched > 0 {
+        // The sample may have been cached meanwhile, or its read has failed.
+        let fetched = u64::from(ready.is_answered);
+        if ready.bytes > 0 {
             self.typical = (15 * self.typical + ready.bytes) / 16;
         }
         if is_apart {
@@ -409,14 +409,14 @@ impl<W: StageWork> StageQueues<W> {
         }
     }
 
-    /// Tells a slow source that it has answered a read with `bytes` bytes.
-    fn answered(&mut self, now: Instant, step: &Step, bytes: u64) {
+    /// Tells a slow source whether it has answered a read.
+    fn answered(&mut self, now: Instant, step: &Step, is_answered: bool) {
         let source = step.source().filter(|source| self.slow.contains(*source));
         // A task may end without a read, because nobody wants its sample any more.
-        let Some(source) = source.filter(|_| step.is_apart || bytes > 0) else {
+        let Some(source) = source.filter(|_| step.is_apart || is_answered) else {
             return;
         };
-        let is_quick = bytes > 0 && now.saturating_duration_since(step.since) < STUCK;
+        let is_quick = is_answered && now.saturating_duration_since(step.since) < STUCK;
         let freed = self.slow.answered(source, step.is_apart, is_quick, now);
         for (_, task) in freed {
             self.enqueue(task);

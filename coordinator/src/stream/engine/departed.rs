@@ -248,6 +248,12 @@ impl Engine {
         }
     }
 
+    /// Returns `true` if a job whose ranks come from the job of this token waits for none of them.
+    fn has_all_of(&self, token: u128) -> bool {
+        let mut jobs = self.jobs.values();
+        jobs.any(|job| job.membership.has_lost(token) && !job.awaits_any())
+    }
+
     /// Handles the departure of a rank. A forming job that waits for nobody else begins. Returns the reply queues of
     /// the ranks to tell.
     ///
@@ -326,22 +332,24 @@ impl Stream {
         self.engine().lose_rank(rank_id);
     }
 
-    /// Handles the orderly departure of a rank, if its job is one of this stream's.
+    /// Handles the orderly departure of a rank, if its job is one of this stream's. Returns `true` if it is, and all other
+    /// ranks are attached, or have left as well.
     ///
     /// # Errors
     /// When the departure is inconsistent.
-    pub(crate) fn depart(self: &Arc<Self>, departure: &Departure) -> Result<()> {
+    pub(crate) fn depart(self: &Arc<Self>, departure: &Departure) -> Result<bool> {
         let mut engine = self.engine();
         let told = engine.depart(departure)?;
         if !told.is_empty() {
             self.pump(&mut engine);
         }
+        let is_known = engine.has_all_of(departure.token);
         drop(engine);
         // Sent at once, because the coordinator may die as soon as the rank has left.
         let reply = Reply::Departed(departure.clone());
         told.iter()
             .for_each(|reply_queue| reply_queue.push_reply(&reply));
-        Ok(())
+        Ok(is_known)
     }
 }
 

@@ -75,7 +75,9 @@ impl PipelineWork {
 impl PoolWork for PipelineWork {
     fn needs_fetch(&self) -> bool {
         // A sample that nobody wants any more is ended without a read.
-        self.sample.drawn_for.is_wanted() && self.recipe.cached_as(self.sample.draw.id).is_none()
+        let id = self.sample.draw.id;
+        self.sample.drawn_for.is_wanted()
+            && (self.recipe.cached_as(id).is_none() || self.recipe.is_to_look(id))
     }
 
     fn file(&self) -> Option<SourceFile> {
@@ -111,11 +113,12 @@ impl PoolWork for PipelineWork {
     }
 
     fn fetch(&mut self, arrived: Option<ReadBytes>) -> Ready {
+        let id = self.sample.draw.id;
+        let has_looked = self.recipe.look(id);
         // The sample may have been cached since the work was submitted.
         if self.needs_fetch() {
             self.sample.time_runs(true);
             let is_looking = self.sample.plan.due.is_some();
-            let id = self.sample.draw.id;
             let fetched = self.recipe.fetch_ahead(id, is_looking, arrived);
             // A failed read is repeated when the sample's turn comes, and reported then.
             self.fetched = fetched.ok();
@@ -127,6 +130,7 @@ impl PoolWork for PipelineWork {
             due: self.start_when_fetched(expected),
             at_work: fetched.map_or(0.0, |f| f.at_work),
             bytes: fetched.map_or(0, |f| f.bytes),
+            is_answered: has_looked || fetched.is_some_and(|f| f.bytes > 0),
             is_unread: fetched.is_none() && self.needs_fetch(),
         }
     }

@@ -91,6 +91,7 @@ fn ready(due: f64) -> Ready {
     Ready {
         due: Deadline::at(due),
         bytes: 1,
+        is_answered: true,
         ..Ready::default()
     }
 }
@@ -146,6 +147,7 @@ fn large_samples_are_fetched_fewer_at_a_time() {
     assert_eq!(begun(&mut stages), "fl fl fl fl ");
     let large = || Ready {
         bytes: LARGE,
+        is_answered: true,
         ..Ready::default()
     };
     for thread in 0..3 {
