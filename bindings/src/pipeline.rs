@@ -388,7 +388,8 @@ impl PyPipeline {
     /// Decodes JPEG, PNG or WebP to 8-bit RGB, as `PIL.Image.convert("RGB")` does. Must come first.
     ///
     /// Args:
-    ///     apply_exif_orientation: whether to turn the image as its EXIF tag says (torchvision does not).
+    ///     apply_exif_orientation: whether to turn the image as its EXIF or XMP says, as Pillow's `exif_transpose` does
+    ///         (torchvision does not).
     ///     max_pixels: most pixels of a file, 1 or more. Larger files are refused. The default is Pillow's limit.
     ///     scaled: whether the JPEG decoder may scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway. This
     ///         is faster; pixels differ slightly from decoding in full.

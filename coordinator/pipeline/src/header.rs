@@ -1,15 +1,11 @@
-//! Image headers, read before any pixel is decoded: format, size and orientation.
+//! Image headers, read before any pixel is decoded: format and size.
 //!
 //! The first bytes tell the format; the file's name is never used. A prefix of the file is enough, provided that it
 //! reaches the size.
 
-use std::io::Cursor;
-
-use image::ImageDecoder;
-use image::codecs::png::PngDecoder;
-use image::codecs::webp::WebPDecoder;
 use image::metadata::Orientation;
 
+use crate::chunks::{array, jpeg_segments};
 use crate::crop::ImageSize;
 use crate::error::{self, Error};
 
@@ -21,13 +17,13 @@ pub(crate) enum ImageFormat {
     WebP,
 }
 
-/// Format, size and orientation of an image, as its header states them.
+/// Format and size of an image, as its header states them, and the turn to apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ImageHeader {
     pub(crate) format: ImageFormat,
     /// Size as stored, before the orientation is applied.
     pub(crate) stored: ImageSize,
-    /// Turn to apply; [`Orientation::NoTransforms`] unless the caller asked for the EXIF orientation.
+    /// Turn to apply; [`Orientation::NoTransforms`] unless the caller sets that of [`crate::orientation`].
     pub(crate) orientation: Orientation,
     /// Offset of a JPEG's first scan.
     pub(crate) scan: usize,
@@ -53,10 +49,10 @@ pub(crate) fn transposes(orientation: Orientation) -> bool {
     )
 }
 
-/// Reads the header, and the EXIF orientation too if `oriented`. Refuses an image of more than `max_pixels`.
-pub(crate) fn read(bytes: &[u8], oriented: bool, max_pixels: u64) -> Result<ImageHeader, Error> {
-    let mut header = match format(bytes)? {
-        ImageFormat::Jpeg => jpeg(bytes, oriented)?,
+/// Reads the header, without the orientation. Refuses an image of more than `max_pixels`.
+pub(crate) fn read(bytes: &[u8], max_pixels: u64) -> Result<ImageHeader, Error> {
+    let header = match format(bytes)? {
+        ImageFormat::Jpeg => jpeg(bytes)?,
         ImageFormat::Png => plain(ImageFormat::Png, png_size(bytes)?),
         ImageFormat::WebP => plain(ImageFormat::WebP, webp_size(bytes)?),
     };
@@ -72,9 +68,6 @@ pub(crate) fn read(bytes: &[u8], oriented: bool, max_pixels: u64) -> Result<Imag
             format!("an image of {} x {} pixels", size.width, size.height),
             max_pixels,
         ));
-    }
-    if oriented && header.format != ImageFormat::Jpeg {
-        header.orientation = orientation(header.format, bytes);
     }
     Ok(header)
 }
@@ -128,10 +121,6 @@ fn cut(format: &str) -> Error {
     error::damaged(format!("the {format} header is cut short or broken"))
 }
 
-fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..)?.first_chunk().copied()
-}
-
 fn png_size(bytes: &[u8]) -> Result<ImageSize, Error> {
     let side = |at| array(bytes, at).map(u32::from_be_bytes);
     match (array::<4>(bytes, 12), side(16), side(20)) {
@@ -183,39 +172,20 @@ fn webp_extended(bytes: &[u8]) -> Option<ImageSize> {
     Some(ImageSize::new(side(24)?, side(27)?))
 }
 
-/// Returns the EXIF orientation of a PNG or WebP, or [`Orientation::NoTransforms`] if it has none or it cannot be read.
-fn orientation(format: ImageFormat, bytes: &[u8]) -> Orientation {
-    let found = match format {
-        ImageFormat::Png => PngDecoder::new(Cursor::new(bytes)).and_then(|mut d| d.orientation()),
-        _ => WebPDecoder::new(Cursor::new(bytes)).and_then(|mut d| d.orientation()),
-    };
-    found.unwrap_or(Orientation::NoTransforms)
-}
-
 /// Walks a JPEG's marker segments up to the first scan.
-fn jpeg(bytes: &[u8], oriented: bool) -> Result<ImageHeader, Error> {
+fn jpeg(bytes: &[u8]) -> Result<ImageHeader, Error> {
     let mut header = plain(ImageFormat::Jpeg, ImageSize::new(0, 0));
     let mut framed = false;
-    let mut at = 2;
-    while let Some((marker, body, next)) = segment(bytes, at) {
-        match marker {
-            SOS => break,
-            0xe1 if oriented => header.orientation = exif(body).unwrap_or(header.orientation),
-            _ if is_frame(marker) => {
-                header.stored = frame_size(body).ok_or_else(|| cut("JPEG"))?;
-                framed = true;
-            }
-            _ => {}
+    for segment in jpeg_segments(bytes) {
+        if is_frame(segment.marker) {
+            header.stored = frame_size(segment.body).ok_or_else(|| cut("JPEG"))?;
+            framed = true;
         }
-        at = next;
-        // A prefix of the file may end before the scan. The size is enough then, and Exif lies before the frame.
-        header.scan = at;
+        // A prefix of the file may end before the scan. The size is enough then.
+        header.scan = segment.end;
     }
     if framed { Ok(header) } else { Err(cut("JPEG")) }
 }
-
-/// Start of scan, the marker before the entropy-coded data.
-const SOS: u8 = 0xda;
 
 /// Returns `true` if a marker starts a frame: SOF0 to SOF15, without DHT (c4), JPG (c8) and DAC (cc), which share the
 /// range.
@@ -223,29 +193,9 @@ fn is_frame(marker: u8) -> bool {
     (0xc0..=0xcf).contains(&marker) && !matches!(marker, 0xc4 | 0xc8 | 0xcc)
 }
 
-/// Returns the marker segment at or after `at`: its marker, its body, and the offset where the next may start.
-fn segment(bytes: &[u8], at: usize) -> Option<(u8, &[u8], usize)> {
-    // The decoder skips anything up to the next marker, and any number of fill bytes before it.
-    let mut at = at + bytes.get(at..)?.iter().position(|&b| b == 0xff)?;
-    at += bytes.get(at..)?.iter().position(|&b| b != 0xff)?;
-    let marker = bytes[at];
-    // These markers stand alone, without a length and a body.
-    if matches!(marker, 0x00 | 0x01 | 0xd0..=0xd8) {
-        return Some((marker, &[], at + 1));
-    }
-    let length = usize::from(u16::from_be_bytes(array(bytes, at + 1)?));
-    // A length counts its own two bytes. A smaller one is broken, and must not lead back.
-    let end = at + 1 + length.max(2);
-    Some((marker, bytes.get(at + 3..end)?, end))
-}
-
 fn frame_size(body: &[u8]) -> Option<ImageSize> {
     let side = |at| array(body, at).map(|b| u32::from(u16::from_be_bytes(b)));
     Some(ImageSize::new(side(3)?, side(1)?))
-}
-
-fn exif(body: &[u8]) -> Option<Orientation> {
-    Orientation::from_exif_chunk(body.strip_prefix(b"Exif\0\0")?)
 }
 
 /// Returns `true` if an end-of-image marker follows the scans. A file without one is cut short. The marker cannot occur

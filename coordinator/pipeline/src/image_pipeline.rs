@@ -16,6 +16,7 @@ use crate::crop::{self, DecodedShape, Freedom, ImageSize, Padding, Rect};
 use crate::error::{self, Error, invalid};
 use crate::header::{self, ImageFormat, ImageHeader};
 use crate::layout;
+use crate::orientation;
 use crate::resize;
 use crate::rng::{Rng, SampleKey};
 use crate::run::{DecodedView, Picture, PipelineRun};
@@ -287,7 +288,11 @@ impl ImagePipeline {
     }
 
     fn header(&self, encoded: &[u8]) -> Result<ImageHeader, Error> {
-        header::read(encoded, self.decode.oriented, self.decode.max_pixels)
+        let mut header = header::read(encoded, self.decode.max_pixels)?;
+        if self.decode.oriented {
+            header.orientation = orientation::read(header.format, encoded);
+        }
+        Ok(header)
     }
 
     fn table(&self) -> Option<&NormalizeTable> {

@@ -23,6 +23,7 @@
 mod array_pipeline;
 mod audio_codec;
 mod audio_pipeline;
+mod chunks;
 mod codec;
 mod crop;
 mod error;
@@ -32,6 +33,7 @@ mod jpeg;
 mod layout;
 mod mel;
 mod npy;
+mod orientation;
 mod pipeline;
 mod resample;
 mod resize;
