@@ -1,6 +1,5 @@
 //! Decoding of WAV and FLAC, whole or in part, to channels of float32.
 
-use std::io::Cursor;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -9,12 +8,12 @@ use symphonia::core::audio::GenericAudioBufferRef;
 use symphonia::core::codecs::audio::{AudioDecoder, AudioDecoderOptions};
 use symphonia::core::errors::Error as Fault;
 use symphonia::core::formats::{FormatReader, SeekMode, SeekTo};
-use symphonia::core::io::MediaSourceStream;
-use symphonia::core::units::Timestamp;
+use symphonia::core::packet::Packet;
+use symphonia::core::units::{Duration, Timestamp};
 use symphonia::default::formats::{FlacReader, WavReader};
 
+use crate::audio_stream::{AudioFormat, AudioStream};
 use crate::error::{self, Error};
-use crate::header;
 
 /// Highest sampling rate of a file, in Hz. No recorder goes beyond it, so a higher one is a damaged header.
 pub(crate) const MOST_RATE: u32 = 768_000;
@@ -33,6 +32,7 @@ pub(crate) struct AudioHeader {
 /// A file whose header was read.
 pub(crate) struct OpenAudio<'a> {
     pub(crate) header: AudioHeader,
+    stream: AudioStream<'a>,
     reader: Box<dyn FormatReader + 'a>,
     decoder: Box<dyn AudioDecoder>,
     track: u32,
@@ -45,7 +45,8 @@ impl<'a> OpenAudio<'a> {
     }
 
     fn read_header(bytes: &'a [u8]) -> Result<Self, Error> {
-        let reader = reader(bytes)?;
+        let stream = AudioStream::open(bytes)?;
+        let reader = reader(&stream)?;
         let track = reader.tracks().first();
         let params = track.and_then(|track| Some((track, track.codec_params.as_ref()?.audio()?)));
         let Some((track, params)) = params else {
@@ -63,22 +64,70 @@ impl<'a> OpenAudio<'a> {
                 header.channels, header.rate
             )));
         }
-        // Decoded forms are measured in 32 bits.
-        if header.frames == 0 || header.frames > u32::MAX.into() {
-            return Err(error::unsupported(
-                "a file without samples, with 2^32 or more, or whose header does not say how many it has",
-            ));
-        }
         let track = track.id;
         let decoder = symphonia::default::get_codecs()
             .make_audio_decoder(params, &AudioDecoderOptions::default())
             .map_err(broken)?;
-        Ok(OpenAudio {
+        let mut audio = OpenAudio {
             header,
+            stream,
             decoder,
             track,
             reader,
-        })
+        };
+        if header.frames == 0 && audio.stream.format == AudioFormat::Flac {
+            audio.header.frames = audio.count_frames()?;
+        }
+        // Decoded forms are measured in 32 bits.
+        if audio.header.frames == 0 || audio.header.frames > u32::MAX.into() {
+            return Err(error::unsupported(
+                "a file without samples, or with 2^32 or more",
+            ));
+        }
+        Ok(audio)
+    }
+
+    /// Returns the number of samples in a FLAC whose header does not say it, because it was written into a pipe.
+    fn count_frames(&mut self) -> Result<u64, Error> {
+        let last = self.last_packet()?;
+        let before = first_frame(&last);
+        if last.data.is_empty() {
+            return Ok(before);
+        }
+        let decoded = self.decoder.decode(&last);
+        let decoded = decoded.map_err(|_| error::damaged("the file is cut short"))?;
+        Ok(before + decoded.frames() as u64)
+    }
+
+    /// Returns what follows the last packet of a FLAC that the reader gives. It is empty, or begins with a packet whose end
+    /// the reader did not find, since other bytes follow, such as a tag, or since it is cut short.
+    fn last_packet(&self) -> Result<Packet, Error> {
+        let mut reader = reader(&self.stream)?;
+        let (mut bytes, mut frames) = (0, 0);
+        // The reader ends with an error where the header promises more.
+        while let Ok(Some(packet)) = reader.next_packet() {
+            bytes += packet.data.len();
+            frames += packet.dur.get();
+        }
+        let rest = self.stream.samples.get(bytes..).unwrap_or_default();
+        let pts = Timestamp::from(i64::try_from(frames).unwrap_or(i64::MAX));
+        Ok(Packet::new(self.track, pts, Duration::ZERO, rest))
+    }
+
+    /// Returns the next packet, and `true` if it is the last.
+    fn next_packet(&mut self, done: u64) -> Result<(Packet, bool), Error> {
+        match self.reader.next_packet() {
+            Ok(Some(packet)) => return Ok((packet, false)),
+            Err(fault) if !is_end(&fault) => return Err(broken(fault)),
+            _ => {}
+        }
+        if self.stream.format == AudioFormat::Flac {
+            let last = self.last_packet()?;
+            if !last.data.is_empty() {
+                return Ok((last, true));
+            }
+        }
+        Err(cut_short(done, self.header.frames))
     }
 
     /// Decodes the samples `part` of the wanted channels. Afterwards `planes` holds them, one channel after another.
@@ -116,15 +165,22 @@ impl<'a> OpenAudio<'a> {
         }
         let mut done = part.start;
         while done < part.end {
-            let Some(packet) = self.reader.next_packet().map_err(broken)? else {
-                return Err(cut_short(done, self.header.frames));
-            };
-            let at = u64::try_from(packet.pts.get()).unwrap_or(0);
-            let decoded = self.decoder.decode(&packet).map_err(broken)?;
+            let (packet, is_last) = self.next_packet(done)?;
+            let at = first_frame(&packet);
+            let decoded = self.decoder.decode(&packet).map_err(|fault| {
+                if is_last {
+                    cut_short(done, self.header.frames)
+                } else {
+                    broken(fault)
+                }
+            })?;
             if decoded.num_planes() != self.header.channels {
                 return Err(error::damaged("its number of channels changes"));
             }
             let end = at + decoded.frames() as u64;
+            if end <= done && is_last {
+                return Err(cut_short(done, self.header.frames));
+            }
             // Packets before the part, which a seek may begin with.
             if end <= done {
                 continue;
@@ -219,35 +275,21 @@ fn output_channels(channels: AudioChannels, stored: usize) -> Result<usize, Erro
     }
 }
 
-fn reader<'a>(bytes: &'a [u8]) -> Result<Box<dyn FormatReader + 'a>, Error> {
-    let stream = || MediaSourceStream::new(Box::new(Cursor::new(bytes)), Default::default());
-    match bytes {
-        [
-            b'R',
-            b'I',
-            b'F',
-            b'F',
-            _,
-            _,
-            _,
-            _,
-            b'W',
-            b'A',
-            b'V',
-            b'E',
-            ..,
-        ] => Ok(Box::new(
-            WavReader::try_new(stream(), Default::default()).map_err(broken)?,
-        )),
-        [b'f', b'L', b'a', b'C', ..] => Ok(Box::new(
-            FlacReader::try_new(stream(), Default::default()).map_err(broken)?,
-        )),
-        [] => Err(error::not_audio("the file is empty")),
-        _ => Err(error::not_audio(format!(
-            "not a known audio format (the file starts with {})",
-            header::start(bytes)
-        ))),
-    }
+fn reader<'a>(stream: &AudioStream<'a>) -> Result<Box<dyn FormatReader + 'a>, Error> {
+    let (bytes, options) = (stream.bytes(), Default::default());
+    Ok(match stream.format {
+        AudioFormat::Wav => Box::new(WavReader::try_new(bytes, options).map_err(broken)?),
+        AudioFormat::Flac => Box::new(FlacReader::try_new(bytes, options).map_err(broken)?),
+    })
+}
+
+/// Returns the number of the first sample in a packet.
+fn first_frame(packet: &Packet) -> u64 {
+    u64::try_from(packet.pts.get()).unwrap_or(0)
+}
+
+fn is_end(fault: &Fault) -> bool {
+    matches!(fault, Fault::IoError(e) if e.kind() == std::io::ErrorKind::UnexpectedEof)
 }
 
 fn cut_short(done: u64, frames: u64) -> Error {
@@ -260,9 +302,7 @@ fn cut_short(done: u64, frames: u64) -> Error {
 fn broken(fault: Fault) -> Error {
     match fault {
         Fault::Unsupported(what) => error::unsupported(what),
-        Fault::IoError(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
-            error::damaged("the file is cut short")
-        }
+        fault if is_end(&fault) => error::damaged("the file is cut short"),
         other => error::damaged(other),
     }
 }

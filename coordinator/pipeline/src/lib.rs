@@ -23,6 +23,7 @@
 mod array_pipeline;
 mod audio_codec;
 mod audio_pipeline;
+mod audio_stream;
 mod chunks;
 mod codec;
 mod crop;
