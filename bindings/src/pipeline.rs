@@ -170,7 +170,7 @@ pub(crate) struct TokenOptions {
     dtype: String,
     stride: u32,
     out: String,
-    offset: u64,
+    offset: Option<u64>,
     tail: String,
 }
 

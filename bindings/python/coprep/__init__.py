@@ -231,16 +231,16 @@ def Tokens(  # noqa: N802
     *,
     stride: int | None = None,
     out: Any = None,
-    offset: int = 0,
+    offset: int | None = None,
     tail: str = "drop",
     credential_provider: CredentialProvider | None = None,
 ) -> Pipeline:
     """Returns windows of files of integers, such as the tokens of a text. Nothing is decoded.
 
-    A file is tokens one after another, in little-endian byte order, as ``numpy.ndarray.tofile`` writes them. Samples
-    are its tokens ``[0, window)``, ``[stride, stride + window)`` and so on. No window spans two files. Sample ids
-    follow (file, position). A batch is one tensor of shape (batch, window), without labels; ``(tokens, ids)`` with
-    ``with_index=True``. It takes no operators.
+    A file is tokens one after another, in little-endian byte order, as ``numpy.ndarray.tofile`` writes them, or a
+    one-dimensional ``.npy`` file. Samples are its tokens ``[0, window)``, ``[stride, stride + window)`` and so on. No
+    window spans two files. Sample ids follow (file, position). A batch is one tensor of shape (batch, window), without
+    labels; ``(tokens, ids)`` with ``with_index=True``. It takes no operators.
 
     The places of windows are computed, and take no memory.
 
@@ -254,15 +254,16 @@ def Tokens(  # noqa: N802
             once.
         out: type of the tokens in a batch; ``dtype`` if left out. ``"int64"``, which ``torch.nn.Embedding`` and
             ``cross_entropy`` take, and ``"int32"`` are possible where they hold every value of ``dtype``.
-        offset: bytes of a header at the beginning of each file, which are left out.
+        offset: bytes of a header at the beginning of each file, which are left out. If it is not given, the header of a
+            ``.npy`` file is, and files of other formats are refused. ``0`` reads any file as it is.
         tail: what to do with the tokens at the end of a file that do not fill another window. ``"drop"`` leaves them
             out; ``"overlap"`` adds a window that ends with the file.
         credential_provider: makes the credentials of the store, as for :func:`ImageFolder`.
 
     Raises:
         ValueError: a name or a number is not accepted, ``out`` does not hold every value of ``dtype``, or a type is
-            big-endian. When a loader opens the files: one of them is missing, is shorter than a window, or its tokens
-            do not fill its bytes.
+            big-endian. When a loader opens the files: one of them is missing, is of another format, is shorter than a
+            window, or its tokens do not fill its bytes.
         TypeError: an argument has the wrong type.
 
     >>> coprep.Tokens("s3://bucket/train.bin", window=2049, stride=2048, out="int64")
@@ -273,7 +274,7 @@ def Tokens(  # noqa: N802
         "dtype": given,
         "stride": _count("stride", window if stride is None else stride),
         "out": given if out is None else _element("out", out),
-        "offset": _count("offset", offset),
+        "offset": None if offset is None else _count("offset", offset),
         "tail": tail,
     }
     return _provided(_coprep.tokens(_file_names("files", files), options), credential_provider)

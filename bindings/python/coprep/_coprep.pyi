@@ -392,7 +392,7 @@ class TokenOptions(TypedDict):
     dtype: str
     stride: int
     out: str
-    offset: int
+    offset: int | None
     tail: str
 
 def tokens(files: list[str], options: TokenOptions) -> Pipeline: ...

@@ -140,14 +140,14 @@ impl ArrayPipeline {
             )));
         }
         let data = &encoded[found.data_at..];
-        if data.len() != self.form.stored_bytes() {
-            return Err(error::damaged(format!(
+        // Bytes behind the array are left out, as by `numpy.load`.
+        data.get(..self.form.stored_bytes()).ok_or_else(|| {
+            error::damaged(format!(
                 "its header tells of {} bytes of elements, and there are {}",
                 self.form.stored_bytes(),
                 data.len()
-            )));
-        }
-        Ok(data)
+            ))
+        })
     }
 }
 

@@ -18,6 +18,20 @@ pub(crate) struct NpyHeader {
     pub(crate) data_at: usize,
 }
 
+/// Returns `true` if a file begins as a `.npy` file: with the magic number, a version, and a dict.
+pub(crate) fn is_npy(head: &[u8]) -> bool {
+    let text = match head.strip_prefix(MAGIC) {
+        Some([1, _, _, _, text @ ..] | [2 | 3, _, _, _, _, _, text @ ..]) => text,
+        _ => return false,
+    };
+    text.starts_with(b"{")
+}
+
+/// Returns `true` if an array has one dimension, but for dimensions of length 1. It lies in memory alike in both orders.
+pub(crate) fn has_one_dimension(shape: &[u32]) -> bool {
+    shape.iter().filter(|&&length| length != 1).count() <= 1
+}
+
 /// Reads a header from the beginning of a file.
 ///
 /// # Errors
@@ -40,36 +54,49 @@ pub(crate) fn header(head: &[u8]) -> Result<NpyHeader, Error> {
         .get(..length)
         .and_then(|text| std::str::from_utf8(text).ok());
     let text = text.ok_or_else(|| error::damaged("its header is cut short or no text"))?;
-    if value(text, "fortran_order")?.starts_with("True") {
+    let shape = shape(value(text, "shape")?)?;
+    if value(text, "fortran_order")?.starts_with("True") && !has_one_dimension(&shape) {
         return Err(error::unsupported(
             "an array in Fortran order (write it anew by np.save(path, np.ascontiguousarray(array)))",
         ));
     }
     Ok(NpyHeader {
         dtype: dtype(value(text, "descr")?)?,
-        shape: shape(value(text, "shape")?)?,
+        shape,
         data_at,
     })
 }
 
-/// Returns the text from the value of a key on. The header is a literal of a Python dict with three keys.
+/// Returns the text from the value of a key on. The header is a literal of a Python dict with three keys, whose quotes
+/// are single where NumPy writes it and double in some other programs.
 fn value<'a>(text: &'a str, key: &str) -> Result<&'a str, Error> {
-    let value = text
-        .split_once(&format!("'{key}':"))
-        .map(|(_, value)| value);
-    value
+    let behind = |quote: char| Some(text.split_once(&format!("{quote}{key}{quote}"))?.1);
+    let colon = behind('\'').or_else(|| behind('"')).map(str::trim_start);
+    colon
+        .and_then(|rest| rest.strip_prefix(':'))
         .map(str::trim_start)
         .ok_or_else(|| error::damaged(format!("its header has no {key}")))
 }
 
+/// Returns the text of a literal in either kind of quotes, which Python 2 may begin with a `u`.
+fn quoted(value: &str) -> Option<&str> {
+    let value = value.strip_prefix('u').unwrap_or(value);
+    let quote = value
+        .chars()
+        .next()
+        .filter(|quote| matches!(quote, '\'' | '"'))?;
+    Some(value[1..].split_once(quote)?.0)
+}
+
 fn dtype(value: &str) -> Result<Dtype, Error> {
-    let Some((name, _)) = value
-        .strip_prefix('\'')
-        .and_then(|rest| rest.split_once('\''))
-    else {
+    let Some(name) = quoted(value) else {
         return Err(error::unsupported("an array of a structured type"));
     };
-    let (order, kind) = name.split_at_checked(1).unwrap_or_default();
+    let (order, kind) = match name.split_at_checked(1) {
+        // Without a byte order it is the machine's.
+        Some((first, _)) if first.starts_with(|c: char| c.is_ascii_alphabetic()) => ("=", name),
+        parts => parts.unwrap_or_default(),
+    };
     let found = match kind {
         "b1" => Some(Dtype::Bool),
         "u1" => Some(Dtype::U8),
@@ -89,6 +116,8 @@ fn dtype(value: &str) -> Result<Dtype, Error> {
     };
     match (order, found) {
         ("<" | "|" | "=", Some(dtype)) => Ok(dtype),
+        // One byte has no order.
+        (">", Some(dtype)) if dtype.size() == 1 => Ok(dtype),
         (">", Some(_)) => Err(error::unsupported(format!(
             "an array of {name:?} in big-endian byte order (write it anew by np.save(path, \
              array.astype(array.dtype.newbyteorder(\"<\"))))"
@@ -109,8 +138,9 @@ fn shape(value: &str) -> Result<Vec<u32>, Error> {
         .split(',')
         .map(str::trim)
         .filter(|part| !part.is_empty());
+    // Python 2 writes long integers with an `L`.
     parts
-        .map(|part| part.parse().map_err(|_| wrong()))
+        .map(|part| part.trim_end_matches('L').parse().map_err(|_| wrong()))
         .collect()
 }
 
@@ -143,6 +173,34 @@ mod tests {
         }
         let text = "{'descr': '|b1', 'fortran_order': False, 'shape': (), }";
         assert!(header(&file(1, text)).expect("valid").shape.is_empty());
+    }
+
+    #[test]
+    fn every_way_to_write_the_same_header_is_read() {
+        for text in [
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }",
+            "{'shape': (3, 4), 'fortran_order': False, 'descr': '<f4'}\n",
+            "{\"descr\": \"<f4\", \"fortran_order\": False, \"shape\": (3, 4)}",
+            "{'descr':'<f4','fortran_order':False,'shape':(3,4)}",
+            "{ 'descr' : '<f4' , 'fortran_order' : False , 'shape' : ( 3 , 4 ) , }",
+            "{'descr': u'<f4', 'fortran_order': False, 'shape': (3L, 4L)}",
+            "{u'descr': u'<f4', u'fortran_order': False, u'shape': (3L, 4L)}",
+            "{'descr': '=f4', 'fortran_order': False, 'shape': (3, 4)}",
+            "{'descr': 'f4', 'fortran_order': False, 'shape': (3, 4)}",
+        ] {
+            let found = header(&file(1, text)).unwrap_or_else(|e| panic!("{text}: {e}"));
+            assert_eq!(
+                (found.dtype, &*found.shape),
+                (Dtype::F32, &[3, 4][..]),
+                "{text}"
+            );
+        }
+        let one_byte = "{'descr': '>u1', 'fortran_order': False, 'shape': (3,)}";
+        assert_eq!(header(&file(1, one_byte)).expect("valid").dtype, Dtype::U8);
+        for shape in ["(6,)", "(6, 1)", "(1, 6, 1)", "()", "(0,)"] {
+            let text = format!("{{'descr': '<f4', 'fortran_order': True, 'shape': {shape}}}");
+            header(&file(1, &text)).unwrap_or_else(|e| panic!("{text}: {e}"));
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod arrays;
 mod blocks;
 mod early;
 mod labels;
+mod other_formats;
 mod parquet;
 mod remote;
 mod spread;

@@ -11,7 +11,7 @@ const TOKENS: TokenFiles = TokenFiles {
     out: Dtype::U16,
     window: 4,
     stride: 3,
-    offset: 0,
+    offset: None,
     tail: Tail::Drop,
 };
 
@@ -67,7 +67,7 @@ fn windows_begin_at_each_stride_and_the_tail_follows_its_rule() {
     ];
     let list = TokenFiles {
         files,
-        offset: 6,
+        offset: Some(6),
         ..TOKENS
     };
     let whole = [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9], [0, 1, 2, 3]];
@@ -110,7 +110,7 @@ fn a_file_of_tokens_that_does_not_fit_is_refused() {
         );
     };
     open(TOKENS, "no multiple of the 2 bytes of uint16");
-    let (offset, window) = (1, 13);
+    let (offset, window) = (Some(1), 13);
     open(
         TokenFiles {
             offset,
@@ -121,11 +121,103 @@ fn a_file_of_tokens_that_does_not_fit_is_refused() {
     );
     open(
         TokenFiles {
-            offset: 99,
+            offset: Some(99),
             ..TOKENS
         },
         "fewer than offset=99",
     );
+}
+
+/// Returns a `.npy` file of the tokens 0 to 11, of which the header says what is given.
+fn npy_tokens(descr: &str, fortran: &str, shape: &str) -> Vec<u8> {
+    let text = format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': {shape}, }}\n");
+    let length = (text.len() as u16).to_le_bytes();
+    let tokens: Vec<u8> = (0..12u16).flat_map(u16::to_le_bytes).collect();
+    [b"\x93NUMPY\x01\0", &length[..], text.as_bytes(), &tokens].concat()
+}
+
+#[test]
+fn a_one_dimensional_npy_file_is_read_as_its_tokens() {
+    let folder = tempfile::tempdir().expect("there is a temporary folder");
+    let path = folder.path().join("a.npy");
+    let whole = [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]];
+    for (fortran, shape) in [
+        ("False", "(12,)"),
+        ("True", "(12,)"),
+        ("False", "(12, 1, 1)"),
+        ("True", "(1, 12)"),
+        // The two tokens behind the array are left out.
+        ("False", "(10,)"),
+    ] {
+        std::fs::write(&path, npy_tokens("<u2", fortran, shape)).expect("the folder is writable");
+        let files = vec![path.display().to_string()];
+        assert_eq!(windows(TokenFiles { files, ..TOKENS }), whole, "{shape}");
+    }
+}
+
+#[test]
+fn a_file_of_another_format_is_no_tokens() {
+    use std::io::Write;
+    let folder = tempfile::tempdir().expect("there is a temporary folder");
+    let path = folder.path().join("a.bin");
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    gzip.write_all(&[7; 100]).expect("memory is writable");
+    let zip = b"PK\x03\x04\x2d\0\0\0\0\0\0\0!\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\x09\0\0\0arr_0.npy";
+    let llm_c = |date: u32, version: u32, item: usize| {
+        let head = [date, version, 100].map(u32::to_le_bytes).concat();
+        [&head[..], &[0; 1012], &vec![9; 100 * item]].concat()
+    };
+    for (file, part) in [
+        (
+            npy_tokens("<u2", "False", "(3, 4)"),
+            "read rows by coprep.Arrays",
+        ),
+        (npy_tokens("<u4", "False", "(6,)"), "pass dtype=\"uint32\""),
+        (npy_tokens("<u2", "False", "(13,)"), "2 bytes lack"),
+        (npy_tokens("<f8", "False", "(3,)"), "float64"),
+        (npy_tokens(">u2", "False", "(12,)"), "big-endian"),
+        (zip.to_vec(), "a zip file"),
+        (gzip.finish().expect("memory is writable"), "a gzip file"),
+        (
+            b"\x28\xb5\x2f\xfd\x20\x04\x21\0\0abcd".to_vec(),
+            "a Zstandard file",
+        ),
+        (b"PAR1........\x04\0\0\0PAR1".to_vec(), "a parquet file"),
+        (
+            b"MMIDIDX\0\0\x01\0\0\0\0\0\0\0\x08...".to_vec(),
+            "give the .bin file",
+        ),
+        (llm_c(2024_05_20, 1, 2), "pass offset=1024"),
+        (llm_c(2024_08_01, 7, 4), "pass offset=1024"),
+    ] {
+        std::fs::write(&path, &file).expect("the folder is writable");
+        let list = TokenFiles {
+            files: vec![path.display().to_string()],
+            dtype: Dtype::U16,
+            ..TOKENS
+        };
+        let error = Dataset::open(&Source::Tokens(list.clone())).expect_err("it is refused");
+        let message = error.to_string();
+        assert!(
+            message.contains(part) && message.contains("a.bin"),
+            "{message}"
+        );
+        // The bytes are read as they are if that is asked for.
+        let (dtype, out, offset) = (Dtype::U8, Dtype::U8, Some(0));
+        let asked = TokenFiles {
+            dtype,
+            out,
+            offset,
+            ..list
+        };
+        let bytes = Dataset::open(&Source::Tokens(asked)).expect("any bytes may be tokens");
+        assert_eq!(bytes.len() as usize, (file.len() - 4) / 3 + 1);
+        // So they are if they begin with the magic number and have no second sign of the format.
+        let magic = [&file[..4], &[0xff; 30]].concat();
+        std::fs::write(&path, magic).expect("the folder is writable");
+        let files = vec![path.display().to_string()];
+        assert_eq!(windows(TokenFiles { files, ..TOKENS }).len(), 5, "{part}");
+    }
 }
 
 #[test]
@@ -133,7 +225,7 @@ fn rows_of_arrays_are_samples() {
     let folder = tempfile::tempdir().expect("there is a temporary folder");
     let files = vec![
         write_npy(&folder.path().join("a.npy"), "(3, 2)", 6),
-        write_npy(&folder.path().join("b.npy"), "(0, 2)", 0),
+        write_npy(&folder.path().join("b.npy"), "(0, 2)", 1),
         write_npy(&folder.path().join("c.npy"), "(1, 2)", 2),
     ];
     let labels = vec![5, 6, 7, 8];
@@ -186,8 +278,9 @@ fn each_npy_file_is_a_sample_of_the_form_of_the_first() {
     let paths = vec![
         write_npy(&path("a.npy"), "(3, 2)", 6),
         write_npy(&path("b.npy"), "(2, 3)", 6),
-        write_npy(&path("c.npy"), "(3, 2)", 7),
-        write_npy(&path("d.npy"), "(3, 2)", 6),
+        write_npy(&path("c.npy"), "(3, 2)", 5),
+        // One element more than the header tells, which is left out.
+        write_npy(&path("d.npy"), "(3, 2)", 7),
     ];
     let labels = Vec::new();
     let dataset = Dataset::open(&Source::Files(FileList { paths, labels })).expect("it opens");

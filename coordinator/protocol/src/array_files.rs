@@ -109,8 +109,8 @@ impl fmt::Display for TokenFiles {
         if self.out != self.dtype {
             write!(f, ", out={:?}", self.out.name())?;
         }
-        if self.offset != 0 {
-            write!(f, ", offset={}", self.offset)?;
+        if let Some(offset) = self.offset {
+            write!(f, ", offset={offset}")?;
         }
         if self.tail != Tail::Drop {
             write!(f, ", tail={:?}", self.tail.name())?;
@@ -168,7 +168,7 @@ mod tests {
             out: Dtype::U16,
             window: 2049,
             stride: 2049,
-            offset: 0,
+            offset: None,
             tail: Tail::Drop,
         }
     }
@@ -183,7 +183,7 @@ mod tests {
             dtype: Dtype::U32,
             out: Dtype::I64,
             stride: 2048,
-            offset: 1024,
+            offset: Some(1024),
             tail: Tail::Overlap,
             ..tokens()
         };

@@ -68,8 +68,9 @@ pub struct TokenFiles {
     pub window: u32,
     /// Tokens from the beginning of one window to the next.
     pub stride: u32,
-    /// Bytes of a header at the beginning of each file.
-    pub offset: u64,
+    /// Bytes of a header at the beginning of each file. `None`: the files are looked at, and those of another format
+    /// refused.
+    pub offset: Option<u64>,
     /// Rule for the tokens behind the last whole stride of a file.
     pub tail: Tail,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import pickle
 import tarfile
@@ -58,6 +59,41 @@ def test_windows_of_files_and_stores_are_those_of_numpy(
         assert found.dtype == np.int64 and np.array_equal(found, expected)
 
 
+def test_arrays_of_one_dimension_are_tokens(
+    socket_path: Path, tmp_path: Path, server: ObjectServer, files: list[np.ndarray]
+) -> None:
+    for name, tokens in zip("ab", files, strict=True):
+        np.save(tmp_path / "tokens" / f"{name}.npy", tokens)
+    server.load("bucket", "tokens", tmp_path / "tokens")
+    for root in (str(tmp_path), "s3://bucket"):
+        # A file with and one without a header.
+        tokens = coprep.Tokens([f"{root}/tokens/a.npy", f"{root}/tokens/b.bin"], WINDOW, stride=STRIDE)
+        assert np.array_equal(joined(coprep.DataLoader(tokens, **NUMPY)), windows(files))
+        as_it_is = coprep.Tokens(f"{root}/tokens/a.npy", WINDOW, "uint8", stride=STRIDE, offset=0)
+        first = joined(coprep.DataLoader(as_it_is, **NUMPY))[0]
+        assert first.tobytes() == (tmp_path / "tokens" / "a.npy").read_bytes()[:WINDOW]
+
+
+def test_files_of_other_formats_are_not_taken_for_tokens(
+    socket_path: Path, tmp_path: Path, server: ObjectServer, files: list[np.ndarray]
+) -> None:
+    folder = tmp_path / "tokens"
+    np.savez(folder / "plain.npz", files[0])
+    np.savez_compressed(folder / "compressed.npz", files[0])
+    (folder / "a.bin.gz").write_bytes(gzip.compress(files[0].tobytes()))
+    np.save(folder / "rows.npy", files[0].reshape(100, 10))
+    server.load("bucket", "tokens", folder)
+    for root in (str(tmp_path), "s3://bucket"):
+        for name, part in [
+            ("plain.npz", "a zip file"),
+            ("compressed.npz", "a zip file"),
+            ("a.bin.gz", "a gzip file"),
+            ("rows.npy", r"coprep\.Arrays"),
+        ]:
+            with pytest.raises(ValueError, match=f"(?s){name}.*{part}"):
+                len(coprep.Tokens(f"{root}/tokens/{name}", WINDOW))
+
+
 @pytest.mark.parametrize("cache", ["off", "encoded", "decoded", "auto"])
 def test_a_shuffled_epoch_has_each_window_once_however_it_is_cached(
     socket_path: Path, tmp_path: Path, files: list[np.ndarray], cache: str
@@ -87,6 +123,8 @@ def test_tokens_are_a_pipeline_like_others() -> None:
     assert plain == coprep.Tokens(["s3://b/x.bin"], window=2049, stride=2049, out="uint16")
     full = coprep.Tokens("s3://b/x.bin", 2049, np.dtype("<u4"), stride=2048, out="int64", offset=1024, tail="overlap")
     assert pickle.loads(pickle.dumps(full)) == full != plain
+    as_it_is = coprep.Tokens("s3://b/x.bin", 2049, offset=0)
+    assert pickle.loads(pickle.dumps(as_it_is)) == as_it_is != plain and repr(as_it_is).endswith("2049, offset=0)")
     shown = 'Tokens("s3://b/x.bin", window=2049, dtype="uint32", stride=2048, out="int64", offset=1024, tail="overlap")'
     assert repr(full) == shown
     rows = coprep.Arrays(["s3://b/x.npy", "s3://b/y.npy"], [1, 2])

@@ -5,6 +5,7 @@ use coprep_shards::FoundFiles;
 use coprep_storage::{Extent, Stores};
 
 use super::labels::Labels;
+use super::other_formats::other_format;
 use super::windows::Windows;
 use super::{Dataset, Places, invalid};
 use crate::array_pipeline::ArrayForm;
@@ -20,11 +21,12 @@ pub(super) fn tokens(list: &TokenFiles, stores: &Stores) -> Result<Dataset, Erro
     let found = find(&list.files, stores)?;
     let item = list.dtype.size() as u64;
     let mut windows = Windows::new(list.window * item as u32, u64::from(list.stride) * item);
-    for (path, &size) in list.files.iter().zip(&found.sizes) {
+    let places = token_places(list, &found)?;
+    for ((path, &size), (begin, end)) in list.files.iter().zip(&found.sizes).zip(places) {
         let of_file = |error: Error| error.within(format!("the file {path}"));
-        let tokens = token_count(list, size).map_err(of_file)?;
+        let tokens = token_count(list, begin, end.unwrap_or(size)).map_err(of_file)?;
         let (count, last) = place(list, tokens).map_err(of_file)?;
-        windows.push(list.offset, list.offset + last * item, count);
+        windows.push(begin, begin + last * item, count);
     }
     let form = ArrayForm {
         field: Field {
@@ -37,11 +39,81 @@ pub(super) fn tokens(list: &TokenFiles, stores: &Stores) -> Result<Dataset, Erro
     dataset(found, windows, form, &[])
 }
 
-/// Returns the number of tokens in a file of `size` bytes.
-fn token_count(list: &TokenFiles, size: u64) -> Result<u64, Error> {
+/// Returns where the tokens of each file begin, and where they end if that is not the end of the file. Where no offset
+/// is given, the beginning of each file is looked at.
+fn token_places(list: &TokenFiles, found: &FoundFiles) -> Result<Vec<(u64, Option<u64>)>, Error> {
+    if let Some(offset) = list.offset {
+        return Ok(vec![(offset, None); list.files.len()]);
+    }
+    let look = |(number, head): (usize, Result<Vec<u8>, Error>)| {
+        let place = look_for_tokens(list, found, number, &head?);
+        place.map_err(|error| error.within(format!("the file {}", list.files[number])))
+    };
+    heads(found).enumerate().map(look).collect()
+}
+
+/// Tells where the tokens of a file lie that begins with `head`: in a `.npy` file behind its header.
+///
+/// # Errors
+/// If it is a file of another format.
+fn look_for_tokens(
+    list: &TokenFiles,
+    found: &FoundFiles,
+    number: usize,
+    head: &[u8],
+) -> Result<(u64, Option<u64>), Error> {
+    let size = found.sizes[number];
+    if npy::is_npy(head) {
+        let header = npy::header(head)?;
+        let end = end_of_tokens(list, &header, size)?;
+        return Ok((header.data_at as u64, Some(end)));
+    }
+    let tail = |length: u32| {
+        let extent = Extent {
+            object: number as u32,
+            at: size - u64::from(length),
+            len: Some(length),
+        };
+        let mut tails = found.objects.read_part_heads(&[extent], length.into());
+        tails.remove(0).map_err(Error::from_lower)
+    };
+    match other_format(head, size, tail)? {
+        None => Ok((0, None)),
+        Some(other) => Err(
+            invalid(format!("it is {}", other.name)).with_remedy(format!(
+                "{}; offset=0 reads the bytes as they are",
+                other.remedy
+            )),
+        ),
+    }
+}
+
+/// Returns the end of the tokens in a `.npy` file, which must be one-dimensional and of the given type.
+fn end_of_tokens(list: &TokenFiles, header: &NpyHeader, size: u64) -> Result<u64, Error> {
+    let NpyHeader { dtype, shape, .. } = header;
+    let what = format!("it is an array of {} of shape {shape:?}", dtype.name());
+    if !npy::has_one_dimension(shape) {
+        return Err(invalid(what).with_remedy(
+            "tokens have one dimension: read rows by coprep.Arrays; offset=0 reads the bytes as they are",
+        ));
+    }
+    if *dtype != list.dtype {
+        let what = format!("{what}, and dtype={:?}", list.dtype.name());
+        return Err(invalid(what).with_remedy(format!("pass dtype={:?}", dtype.name())));
+    }
+    let end = (header.data_at as u64).saturating_add(array_bytes(*dtype, shape));
+    if end > size {
+        let what = format!("{what}, of which {} bytes lack", end - size);
+        return Err(invalid(what).with_remedy("write the file anew: it is cut short"));
+    }
+    Ok(end)
+}
+
+/// Returns the number of tokens between two offsets of a file.
+fn token_count(list: &TokenFiles, begin: u64, end: u64) -> Result<u64, Error> {
     let item = list.dtype.size() as u64;
-    let Some(bytes) = size.checked_sub(list.offset) else {
-        let what = format!("it has {size} bytes, fewer than offset={}", list.offset);
+    let Some(bytes) = end.checked_sub(begin) else {
+        let what = format!("it has {end} bytes, fewer than offset={begin}");
         return Err(invalid(what).with_remedy("check offset"));
     };
     if bytes % item != 0 {
@@ -154,7 +226,8 @@ fn add_rows(
     }
     let begin = header.data_at as u64;
     let bytes = array_bytes(header.dtype, &header.shape);
-    if begin.checked_add(bytes) != Some(size) {
+    // Bytes behind the array are left out, as by `numpy.load`.
+    if begin.saturating_add(bytes) > size {
         let what = format!(
             "its header tells of {bytes} bytes of {}, and there are {}",
             shown(header),
