@@ -54,8 +54,9 @@ pub(crate) fn header(head: &[u8]) -> Result<NpyHeader, Error> {
         .get(..length)
         .and_then(|text| std::str::from_utf8(text).ok());
     let text = text.ok_or_else(|| error::damaged("its header is cut short or no text"))?;
+    let is_fortran = value(text, "fortran_order")?.starts_with("True");
     let shape = shape(value(text, "shape")?)?;
-    if value(text, "fortran_order")?.starts_with("True") && !has_one_dimension(&shape) {
+    if is_fortran && !has_one_dimension(&shape) {
         return Err(error::unsupported(
             "an array in Fortran order (write it anew by np.save(path, np.ascontiguousarray(array)))",
         ));
