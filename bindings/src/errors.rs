@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use coprep_client::{Error, ErrorKind, InterruptCheck, Notice};
+use coprep_error::printable_lines;
 use coprep_protocol::message::{RefusalKind, STORAGE_STAGE};
 use pyo3::exceptions::{PyFileNotFoundError, PyMemoryError, PyValueError};
 use pyo3::prelude::*;
@@ -74,5 +75,6 @@ const STACK: i32 = 2;
 
 fn warn(py: Python<'_>, text: &str) -> PyResult<()> {
     let category = py.get_type::<python::WaitingWarning>();
-    PyErr::warn(py, &category, &CString::new(text)?, STACK)
+    let text = printable_lines(text);
+    PyErr::warn(py, &category, &CString::new(text.as_ref())?, STACK)
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use coprep_client::device::UserStream;
 use coprep_client::loader::LoaderOptions;
 use coprep_client::{DeviceEvent, Error, ErrorKind, Event, JobCode, Loader, POLL_INTERVAL};
+use coprep_error::{printable, printable_lines};
 use coprep_protocol::id_set;
 use coprep_protocol::message::{SampleError, UserCode};
 use coprep_protocol::poll_interval::poll_every;
@@ -70,7 +71,7 @@ fn warn_skipped(by: &Bound<'_, PyAny>, example: SampleError) -> PyResult<()> {
         message,
         ..
     } = example;
-    let arguments = (id, path, stage, message);
+    let arguments = (id, printable(&path), stage, printable_lines(&message));
     by.call_method1("warn_skipped", arguments)?;
     Ok(())
 }
@@ -237,8 +238,13 @@ impl PyLoader {
         info.set_item("classes", &attached.classes)?;
         info.set_item("fields", fields)?;
         info.set_item("structure", PyBytes::new(py, &attached.structure))?;
-        info.set_item("notes", &attached.notes)?;
-        info.set_item("unshared", &attached.unshared)?;
+        let texts = |texts: &[String]| -> Vec<String> {
+            let text = |text: &String| printable(text).into_owned();
+            texts.iter().map(text).collect()
+        };
+        info.set_item("notes", texts(&attached.notes))?;
+        info.set_item("unshared", texts(&attached.unshared))?;
+        info.set_item("left_out", &attached.left_out)?;
         Ok(info)
     }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use coprep_client::{ErrorKind as ClientErrorKind, control};
 use coprep_device::{ComputeMode, Driver, ErrorKind, Gpu, NumaNode};
+use coprep_error::printable_lines;
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::message::Status;
 use coprep_protocol::paths::CoordinatorPaths;
@@ -56,7 +57,8 @@ pub(crate) fn run(paths: &CoordinatorPaths, args: &args::DoctorArgs) -> Outcome 
     if args.json {
         print_line(serde_json::to_string_pretty(&findings)?)?;
     } else {
-        print(findings.iter().map(lines).collect::<String>())?;
+        let text: String = findings.iter().map(lines).collect();
+        print(printable_lines(&text))?;
     }
     let worst = findings.iter().map(|f| f.level).max().unwrap_or(Level::Ok);
     Ok(if worst == Level::Failure {

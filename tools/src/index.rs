@@ -48,6 +48,7 @@ fn as_json(done: &IndexSummary) -> serde_json::Value {
     json!({
         "shards": done.shards,
         "samples": done.samples,
+        "left_out": done.left_out.count(),
         "bytes": done.bytes,
         "kept": done.origins.kept,
         "beside": done.origins.beside,
@@ -57,7 +58,7 @@ fn as_json(done: &IndexSummary) -> serde_json::Value {
 
 fn sentence(done: &IndexSummary) -> String {
     let noun = if done.shards == 1 { "shard" } else { "shards" };
-    format!(
+    let counts = format!(
         "{} samples in {} {noun} of {}: {} read, {} had an index beside them, {} were indexed before",
         done.samples,
         done.shards,
@@ -65,5 +66,7 @@ fn sentence(done: &IndexSummary) -> String {
         done.origins.scanned,
         done.origins.beside,
         done.origins.kept,
-    )
+    );
+    let left_out = done.left_out.note("these shards");
+    left_out.map_or(counts.clone(), |left_out| format!("{counts}\n{left_out}"))
 }

@@ -21,6 +21,8 @@ mod warm;
 use std::io::Write;
 use std::process::ExitCode;
 
+use coprep_error::printable_lines;
+
 use crate::args::{Args, Command};
 use crate::output::NobodyReads;
 
@@ -56,7 +58,8 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         // Not `eprintln!`, which panics where stderr is closed or its disk is full.
-        let _ = writeln!(std::io::stderr(), "coprep: {e}");
+        let e = e.to_string();
+        let _ = writeln!(std::io::stderr(), "coprep: {}", printable_lines(&e));
         ExitCode::from(1)
     })
 }

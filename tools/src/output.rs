@@ -4,6 +4,8 @@ use std::error::Error;
 use std::fmt::{self, Display, Formatter};
 use std::io::{ErrorKind, Write, stdout};
 
+use coprep_error::printable_lines;
+
 use crate::Outcome;
 
 /// The reader of the output has ended, as `head` does in `coprep doctor | head -1`. That is no failure of the command.
@@ -30,7 +32,7 @@ pub(crate) fn print(text: impl Display) -> Outcome<()> {
     }
 }
 
-/// Writes a text and the end of the line to stdout. See [`print`].
+/// Writes a text without colours and the end of the line to stdout, without the control characters of names. See [`print`].
 pub(crate) fn print_line(text: impl Display) -> Outcome<()> {
-    print(format_args!("{text}\n"))
+    print(format_args!("{}\n", printable_lines(&text.to_string())))
 }

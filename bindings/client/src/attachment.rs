@@ -372,6 +372,7 @@ mod tests {
             structure: Vec::new(),
             notes: Vec::new(),
             unshared: Vec::new(),
+            left_out: None,
             token: 0,
         };
         let descriptors = vec![pool.reader_fd().unwrap(), deliver, reply, bell];

@@ -18,7 +18,14 @@ from coprep import _coprep, _sharing, _state
 from coprep._batches import Images, InJob, Iterated, Make, Samples, framework_of, pinner, samples_errors
 from coprep._device import Gpu, ImageForm, gpu_of, shares_uploads
 from coprep._epoch import Epoch
-from coprep._errors import CacheWarning, CoprepError, DatasetChanged, SampleError, UnsharedWarning
+from coprep._errors import (
+    CacheWarning,
+    CoprepError,
+    DatasetChanged,
+    SampleError,
+    SkippedSampleWarning,
+    UnsharedWarning,
+)
 from coprep._folds import Fold, Positions, fold_of, is_part
 from coprep._options import DeviceForm, JobOptions, ResumeFrom
 from coprep._orders import CannotBeShared, OwnOrder
@@ -689,14 +696,20 @@ class DataLoader(TorchInterface, Generic[T_co]):
         return self._own_order.ids(samples)
 
     def _warn_of_stream(self) -> None:
-        """Warns, on one rank, if other jobs do not share with this one, or if it does not use a cache that was warmed.
+        """Warns, on one rank, if other jobs do not share with this one, if it does not use a cache that was warmed, or if
+        samples of the dataset are left out.
 
         A warning is given once. The stream may become another when the loader connects again.
         """
         if self._given_rank.resolve().rank != 0:
             return
         attached = self._native.attached()
-        for category, texts in ((UnsharedWarning, attached["unshared"]), (CacheWarning, attached["notes"])):
+        left_out = [] if attached["left_out"] is None else [attached["left_out"]]
+        for category, texts in (
+            (UnsharedWarning, attached["unshared"]),
+            (CacheWarning, attached["notes"]),
+            (SkippedSampleWarning, left_out),
+        ):
             for text in texts:
                 if text not in self._told:
                     self._told.add(text)

@@ -33,7 +33,7 @@
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
-use std::fmt::{self, Display};
+use std::fmt::{self, Display, Write as _};
 use std::sync::Arc;
 
 /// An error of a crate whose kinds are `K`. See the [crate](crate).
@@ -155,6 +155,9 @@ impl<K> Error<K> {
 ///
 /// A user reads errors as one line, from a log, a message of the coordinator or a Python exception. The line is
 /// therefore complete: a caller that prints it must not print the [source](StdError::source) again.
+///
+/// Names within it come from outside, and a terminal would obey their control characters. Those are replaced, but for the
+/// line breaks and tabs of texts that others have written, such as tracebacks.
 impl<K> Display for Error<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Parts {
@@ -163,14 +166,34 @@ impl<K> Display for Error<K> {
             remedy,
             ..
         } = &*self.parts;
-        f.write_str(context)?;
+        let mut text = context.clone();
         if let Some(source) = source {
-            write!(f, ": {source}")?;
+            write!(text, ": {source}")?;
         }
         if let Some(remedy) = remedy {
-            write!(f, "; {remedy}")?;
+            write!(text, "; {remedy}")?;
         }
-        Ok(())
+        f.write_str(&printable_lines(&text))
+    }
+}
+
+/// Returns a name from outside without control characters, which a terminal would obey.
+#[must_use]
+pub fn printable(name: &str) -> Cow<'_, str> {
+    replaced(name, char::is_control)
+}
+
+/// Returns a text with its line breaks and tabs, and without the other control characters of names in it.
+#[must_use]
+pub fn printable_lines(text: &str) -> Cow<'_, str> {
+    replaced(text, |c| c.is_control() && c != '\n' && c != '\t')
+}
+
+fn replaced(text: &str, is_harmful: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if text.contains(&is_harmful) {
+        Cow::Owned(text.replace(is_harmful, "\u{fffd}"))
+    } else {
+        Cow::Borrowed(text)
     }
 }
 

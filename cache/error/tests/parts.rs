@@ -106,3 +106,18 @@ fn a_clone_says_the_same_and_keeps_the_source() {
 fn a_result_is_one_pointer_wide() {
     assert_eq!(size_of::<Result<(), HighError>>(), size_of::<usize>());
 }
+
+#[test]
+fn control_characters_of_names_are_not_written_and_lines_stay() {
+    let error = low()
+        .within("a\u{1b}[31m\r\u{7}")
+        .because("b\u{9b}1m\n\tline")
+        .with_remedy("c\u{7f}");
+    let expected =
+        "a\u{fffd}[31m\u{fffd}\u{fffd}: cannot map a region: b\u{fffd}1m\n\tline; c\u{fffd}";
+    assert_eq!(error.to_string(), expected);
+    assert_eq!(
+        coprep_error::printable("ü\n\t\u{1b}"),
+        "ü\u{fffd}\u{fffd}\u{fffd}"
+    );
+}

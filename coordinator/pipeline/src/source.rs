@@ -26,7 +26,7 @@ use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::spec::{FileList, Source, TarShards};
 use coprep_shards::{IndexFolder, ShardSamples};
 use coprep_storage::{
-    DetachedRead, EarlyPart, Extent, ObjectTable, OutageReport, ReadThrottle, Stores,
+    DetachedRead, EarlyPart, Extent, LeftOut, ObjectTable, OutageReport, ReadThrottle, Stores,
 };
 
 use self::early::EarlySamples;
@@ -86,6 +86,7 @@ pub struct Dataset {
     /// The form of samples that are tensors already.
     array_form: Option<ArrayForm>,
     ignored: u64,
+    left_out: LeftOut,
     fingerprint: u128,
 }
 
@@ -120,7 +121,7 @@ impl Dataset {
     /// # Errors
     ///
     /// If the folder is missing, has no class folders, or a class has no image of a decoded format;
-    /// if labels and paths differ in number; if a shard or a sample in it cannot be used;
+    /// if labels and paths differ in number; if a shard cannot be used;
     /// if there is no sample, or more than 2^32 - 1;
     /// if a store does not answer, or refuses.
     pub fn open_in(
@@ -165,6 +166,7 @@ impl Dataset {
             early: EarlySamples::default(),
             array_form: None,
             ignored: 0,
+            left_out: LeftOut::default(),
             fingerprint: 0,
         }
     }
@@ -346,6 +348,12 @@ impl Dataset {
     #[must_use]
     pub fn ignored(&self) -> u64 {
         self.ignored
+    }
+
+    /// Returns the samples that are left out, since their keys cannot be read, or they lack a part.
+    #[must_use]
+    pub fn left_out(&self) -> &LeftOut {
+        &self.left_out
     }
 
     /// Returns the identity of the list: root, paths, order and labels. Of objects in a store it contains the sizes and
@@ -604,6 +612,7 @@ fn tar_shards(
     dataset.objects = open.objects;
     dataset.places = Places::Shards(open.samples);
     dataset.early = EarlySamples::new(open.early);
+    dataset.left_out = open.left_out;
     Ok(dataset)
 }
 

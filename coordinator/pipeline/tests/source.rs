@@ -8,6 +8,7 @@ use std::path::Path;
 use coprep_object_server::{Faults, ObjectServer};
 use coprep_pipeline::{Dataset, Error, ErrorKind};
 use coprep_protocol::spec::{FileList, Source};
+use coprep_storage::Stores;
 use tempfile::TempDir;
 
 /// Creates a folder of files, each of which holds its own path.
@@ -358,5 +359,93 @@ fn a_listing_that_leaves_its_folder_is_an_error() {
             "has http://",
             "/elsewhere/nas/x/train/a/1.jpg, which is not in this folder",
         ],
+    );
+}
+
+/// Opens a folder of a bucket that has two ordinary samples and these objects.
+fn open_with(objects: &[&str]) -> Result<Dataset, Error> {
+    let server = server_with("train");
+    for key in objects {
+        server.put("nas", key, b"x");
+    }
+    let stores = Stores::default()
+        .with_variable(
+            "AWS_ENDPOINT_URL",
+            &format!("http://127.0.0.1:{}", server.port()),
+        )
+        .with_variable("AWS_SKIP_SIGNATURE", "true");
+    let root = "s3://nas/train".into();
+    Dataset::open_in(&Source::ImageFolder { root }, &stores, &mut |_| true)
+}
+
+#[test]
+fn a_key_that_cannot_be_read_is_left_out_and_told_and_hides_no_other_sample() {
+    for (keys, left_out) in [
+        (&["train/a//2.jpg"][..], 1),
+        (&["train//z.jpg"], 1),
+        (&["train/a/./2.jpg", "train/../a/3.png"], 2),
+        (&["train/a/\u{1b}[31m2.jpg", "train/b/\n.webp"], 2),
+        // No samples, wherever they lie.
+        (
+            &[
+                "train/a//",
+                "train/_logs//part-0",
+                "train//x.txt",
+                "train/\u{7}",
+            ],
+            0,
+        ),
+    ] {
+        let dataset = open_with(keys).unwrap();
+        assert_eq!(
+            (dataset.len(), dataset.classes()),
+            (2, &["a".into(), "b".into()][..])
+        );
+        assert_eq!(dataset.left_out().count(), left_out, "{keys:?}");
+        let note = dataset.left_out().note("the folder");
+        assert_eq!(note.is_some(), left_out > 0);
+        assert!(
+            !note.unwrap_or_default().contains(char::is_control),
+            "{keys:?}"
+        );
+    }
+    let first = open_with(&["train/a//2.jpg", "train/a//3.jpg"]).unwrap();
+    let note = first.left_out().note("the folder").unwrap();
+    assert!(
+        note.starts_with("2 samples of the folder") && note.contains("s3://nas/train/a//2.jpg"),
+        "{note}"
+    );
+}
+
+#[test]
+fn a_class_all_of_whose_keys_cannot_be_read_is_no_class_less() {
+    assert_refused(
+        open_with(&["train/aa//1.jpg"]),
+        ErrorKind::InvalidSource,
+        &[
+            "no image in the class folder aa",
+            "1 sample of s3://nas/train is left out",
+            "aa//1.jpg",
+        ],
+    );
+}
+
+#[test]
+fn odd_names_of_local_files_are_read() {
+    let names = ["a/\u{1b}[31m.jpg", "a/\n.jpg", "a/ä .png", "b/#?%2F.jpg"];
+    let root = tree(&names);
+    let dataset = open(root.path()).unwrap();
+    let mut bytes = Vec::new();
+    for (id, (name, _)) in (0..).zip(samples(&dataset, root.path())) {
+        dataset.fetch(id, &mut bytes).unwrap();
+        assert_eq!(bytes, name.as_bytes());
+    }
+    assert_eq!(dataset.len(), 4);
+    fs::remove_file(root.path().join(names[0])).unwrap();
+    let missing = (0..4).filter_map(|id| dataset.fetch(id, &mut bytes).err());
+    let missing: Vec<String> = missing.map(|e| e.to_string()).collect();
+    assert!(
+        missing.len() == 1 && missing[0].contains("/a/\u{fffd}[31m.jpg"),
+        "{missing:?}"
     );
 }

@@ -581,6 +581,8 @@ pub struct Attached {
     pub notes: Vec<String>,
     /// Why the job does not share with jobs that use the same class of dataset, one sentence for each of their streams.
     pub unshared: Vec<String>,
+    /// How many samples of the dataset are left out because they cannot be used, and the first of them; or `None`.
+    pub left_out: Option<String>,
     /// Distinguishes the job from every other, including those of the same group. To be presented in
     /// [`Attach::tokens`].
     pub token: u128,

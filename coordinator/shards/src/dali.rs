@@ -68,6 +68,7 @@ fn parse_member(columns: &[&str], sample: usize) -> Option<Member> {
         name: name.into_bytes(),
         content: start..end,
         header: UNKNOWN_HEADER,
+        is_sparse: false,
     })
 }
 

@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::samples::SampleTable;
 
 const MAGIC: &[u8; 8] = b"coprepTI";
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const HEADER: usize = 32;
 
 /// The identity of a shard's content, as its store or file system gives it.
@@ -100,6 +100,8 @@ mod tests {
                 labels: vec![1, 2],
                 checksums: vec![3, 4],
                 last_header: 5,
+                left_out: 6,
+                first_left_out: "a has no image".into(),
             },
         }
     }

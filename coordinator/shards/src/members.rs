@@ -19,6 +19,9 @@ use crate::fault::ShardFault;
 pub(crate) const BLOCK: u64 = 512;
 /// Most bytes of a long name or a pax header. Real ones have less than a hundredth of this.
 const MOST_EXTENSION: u64 = 1 << 20;
+/// Byte of the header of a sparse file that says whether its map goes on in the next block, and that byte in such a block.
+const SPARSE_CONTINUES: usize = 482;
+const SPARSE_GOES_ON: usize = 504;
 /// First bytes of compressed files, with the name of the method.
 const COMPRESSED: [(&[u8], &str); 5] = [
     (&[0x1f, 0x8b], "gzip"),
@@ -37,6 +40,8 @@ pub(crate) struct Member {
     pub(crate) content: Range<u64>,
     /// XXH3 of its header, or [`UNKNOWN_HEADER`].
     pub(crate) header: u64,
+    /// `true` if the content lies in pieces, without the zeros between them.
+    pub(crate) is_sparse: bool,
 }
 
 /// The hash of a header that was not read.
@@ -67,7 +72,18 @@ pub(crate) enum ScanStep {
     /// Bytes that are needed and not in the window.
     Need(Range<u64>),
     /// The archive has no further member.
-    End,
+    End {
+        /// `true` if a block of zeros says so. Otherwise the archive just ends.
+        is_marked: bool,
+    },
+}
+
+/// The map of a sparse file.
+enum SparseMap {
+    /// It takes this many bytes behind the header.
+    Whole { length: u64 },
+    /// Bytes that are needed to find its end.
+    Need(Range<u64>),
 }
 
 /// The position within the chain of headers; see the module.
@@ -85,13 +101,19 @@ pub(crate) struct MemberScan {
 struct NextMember {
     gnu_name: Option<Vec<u8>>,
     pax_name: Option<Vec<u8>>,
+    /// The name of a sparse file. Its header and its `path` have another one.
+    sparse_name: Option<Vec<u8>>,
     pax_size: Option<u64>,
+    is_sparse: bool,
 }
 
 impl NextMember {
     /// Returns `true` if a member must follow.
     fn is_announced(&self) -> bool {
-        self.gnu_name.is_some() || self.pax_name.is_some() || self.pax_size.is_some()
+        self.gnu_name.is_some()
+            || self.pax_name.is_some()
+            || self.pax_size.is_some()
+            || self.is_sparse
     }
 }
 
@@ -115,7 +137,7 @@ impl MemberScan {
         loop {
             // Archives without blocks of zeros at their end exist, and other programs read them.
             if self.at == self.size && self.at > 0 {
-                return self.end();
+                return self.end(false);
             }
             let header = self.range(BLOCK, "a header")?;
             let Some(bytes) = window.get(&header) else {
@@ -125,12 +147,12 @@ impl MemberScan {
                 refuse_compressed(bytes)?;
             }
             if bytes.iter().all(|&byte| byte == 0) {
-                return self.end();
+                return self.end(true);
             }
             let found = ParsedHeader::of(bytes).map_err(|why| self.broken(&why))?;
             let size = self.next.pax_size.unwrap_or(found.size);
             match found.kind {
-                HeaderKind::File => return self.file(&found, size).map(ScanStep::Member),
+                HeaderKind::File => return self.file(&found, 0, size).map(ScanStep::Member),
                 HeaderKind::Extension(extension) => {
                     // A size in a pax header is that of the file, and not of the headers before the file.
                     let Some(content) = self.extension(found.size, window)? else {
@@ -139,14 +161,20 @@ impl MemberScan {
                     self.note(extension, content)?;
                     self.skip(found.size)?;
                 }
-                HeaderKind::Sparse => return Err(self.sparse()),
+                HeaderKind::Sparse => match self.sparse_map(bytes, window)? {
+                    SparseMap::Whole { length } => {
+                        self.next.is_sparse = true;
+                        return self.file(&found, length, size).map(ScanStep::Member);
+                    }
+                    SparseMap::Need(range) => return Ok(ScanStep::Need(range)),
+                },
                 HeaderKind::WithoutData => self.skip_member(0)?,
                 HeaderKind::Other => self.skip_member(size)?,
             }
         }
     }
 
-    fn end(&self) -> Result<ScanStep, ShardFault> {
+    fn end(&self, is_marked: bool) -> Result<ScanStep, ShardFault> {
         if self.next.is_announced() {
             return Err(self.cut_off("the file that its last header announces"));
         }
@@ -154,7 +182,7 @@ impl MemberScan {
             let what = "it has no members, so it is no shard".to_owned();
             return Err(ShardFault::new(what).with_remedy("leave it out of the list"));
         }
-        Ok(ScanStep::End)
+        Ok(ScanStep::End { is_marked })
     }
 
     /// Returns the range of the next `length` bytes, which are `what`.
@@ -178,26 +206,42 @@ impl MemberScan {
             .with_remedy("check that it is a tar file, and write or upload it again")
     }
 
-    fn sparse(&self) -> ShardFault {
-        let what = format!("the file at byte {} is sparse, and lies in pieces", self.at);
-        ShardFault::new(what).with_remedy("write the shard without tar's option --sparse")
-    }
-
-    fn file(&mut self, found: &ParsedHeader, size: u64) -> Result<Member, ShardFault> {
-        let NextMember {
-            gnu_name, pax_name, ..
-        } = std::mem::take(&mut self.next);
+    /// Goes on behind a file, whose data lie `before` bytes behind its header.
+    fn file(&mut self, found: &ParsedHeader, before: u64, size: u64) -> Result<Member, ShardFault> {
+        let next = std::mem::take(&mut self.next);
         // As in `tarfile`, a pax header overrules.
-        let name = pax_name.or(gnu_name);
+        let name = next.sparse_name.or(next.pax_name).or(next.gnu_name);
         let name = name.unwrap_or_else(|| found.name.clone());
-        let whole = self.range(BLOCK.saturating_add(size), &String::from_utf8_lossy(&name))?;
-        let content = whole.start + BLOCK..whole.end;
-        self.skip(size)?;
+        let length = before.saturating_add(size);
+        let whole = self.range(
+            BLOCK.saturating_add(length),
+            &String::from_utf8_lossy(&name),
+        )?;
+        let content = whole.start + BLOCK + before..whole.end;
+        self.skip(length)?;
         Ok(Member {
             name,
             content,
             header: found.hash,
+            is_sparse: next.is_sparse,
         })
+    }
+
+    /// Finds the end of the map of a sparse file in GNU's format, which goes on in blocks behind the header.
+    fn sparse_map(&self, header: &[u8], window: &Window<'_>) -> Result<SparseMap, ShardFault> {
+        let (mut is_continued, mut length) = (header[SPARSE_CONTINUES] != 0, 0);
+        while is_continued {
+            if length >= MOST_EXTENSION {
+                return Err(self.broken("the map of a sparse file does not end"));
+            }
+            let whole = self.range(2 * BLOCK + length, "the map of a sparse file")?;
+            let Some(block) = window.get(&(whole.end - BLOCK..whole.end)) else {
+                return Ok(SparseMap::Need(whole));
+            };
+            is_continued = block[SPARSE_GOES_ON] != 0;
+            length += BLOCK;
+        }
+        Ok(SparseMap::Whole { length })
     }
 
     /// Goes beyond a header and `size` bytes of data. An archive may end within the zeros that fill the last block.
@@ -243,12 +287,16 @@ impl MemberScan {
             let record = record.map_err(|e| self.broken(&e.to_string()))?;
             match record.key_bytes() {
                 b"path" => self.next.pax_name = Some(record.value_bytes().to_vec()),
+                b"GNU.sparse.name" => {
+                    self.next.sparse_name = Some(record.value_bytes().to_vec());
+                    self.next.is_sparse = true;
+                }
                 b"size" => {
                     let size = record.value().ok().and_then(|text| text.parse().ok());
                     let size = size.ok_or_else(|| self.broken("its size is no number"))?;
                     self.next.pax_size = Some(size);
                 }
-                key if key.starts_with(b"GNU.sparse.") => return Err(self.sparse()),
+                key if key.starts_with(b"GNU.sparse.") => self.next.is_sparse = true,
                 _ => {}
             }
         }
@@ -288,8 +336,8 @@ impl ParsedHeader {
     /// Parses a block.
     fn of(block: &[u8]) -> Result<ParsedHeader, String> {
         let header = Header::from_byte_slice(block);
-        let says = |e: std::io::Error| e.to_string();
-        if header.cksum().map_err(says)? != checksum(block) {
+        let sum = number(&block[148..156]).ok_or("its checksum is no number")?;
+        if !checksums(block).contains(&sum) {
             return Err("its checksum is wrong".into());
         }
         let name = header.path_bytes().into_owned();
@@ -301,6 +349,8 @@ impl ParsedHeader {
             EntryType::Regular | EntryType::Continuous => HeaderKind::File,
             EntryType::GNULongName => HeaderKind::Extension(Extension::GnuName),
             EntryType::XHeader => HeaderKind::Extension(Extension::Pax),
+            // That of Solaris.
+            kind if kind.as_byte() == b'X' => HeaderKind::Extension(Extension::Pax),
             EntryType::GNULongLink | EntryType::XGlobalHeader => {
                 HeaderKind::Extension(Extension::Ignored)
             }
@@ -316,16 +366,34 @@ impl ParsedHeader {
         Ok(ParsedHeader {
             kind,
             name,
-            size: header.entry_size().map_err(says)?,
+            size: number(&block[124..136]).ok_or("its size is no number")?,
             hash: xxh3_64(block),
         })
     }
 }
 
-/// Returns the sum of a header's bytes, with those of the checksum taken for spaces.
-fn checksum(block: &[u8]) -> u32 {
-    let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
-    sum(&block[..148]) + 8 * u32::from(b' ') + sum(&block[156..])
+/// Returns the sums of a header's bytes, with those of the checksum taken for spaces: without signs, and with signs as some
+/// old programs added them. Sums with signs may be negative, and then match no number.
+fn checksums(block: &[u8]) -> [u64; 2] {
+    let bytes = block[..148].iter().chain(&block[156..]);
+    let spaces = 8 * i64::from(b' ');
+    let unsigned: i64 = bytes.clone().map(|&byte| i64::from(byte)).sum();
+    let signed: i64 = bytes.map(|&byte| i64::from(byte.cast_signed())).sum();
+    [unsigned, signed].map(|sum| u64::try_from(sum + spaces).unwrap_or(u64::MAX))
+}
+
+/// Returns the number in a field of a header, as `tarfile` reads it: in octal digits, in bytes behind one of 128, or 0 if
+/// the field is empty.
+fn number(field: &[u8]) -> Option<u64> {
+    if let [0x80, bytes @ ..] = field {
+        let add = |sum: u64, &byte: &u8| sum.checked_mul(256)?.checked_add(byte.into());
+        return bytes.iter().try_fold(0, add);
+    }
+    let digits = field.split(|&byte| byte == 0).next()?.trim_ascii();
+    if digits.is_empty() {
+        return Some(0);
+    }
+    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()
 }
 
 /// Returns the hash of a block if it is a header of a file with `length` bytes. Used to check an index that others have

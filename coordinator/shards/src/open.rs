@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use coprep_protocol::spec::TarShards;
-use coprep_storage::{EarlyObject, Error, ErrorKind, Extent, ObjectTable, Stores, in_parallel};
+use coprep_storage::{
+    EarlyObject, Error, ErrorKind, Extent, LeftOut, ObjectTable, Stores, in_parallel,
+};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::dali::DaliIndex;
@@ -164,13 +166,15 @@ pub struct OpenShards {
     pub early: Vec<Option<Arc<EarlyObject>>>,
     /// Where the indexes came from.
     pub origins: IndexOrigins,
+    /// Samples that cannot be used.
+    pub left_out: LeftOut,
 }
 
 /// Opens shards. Indexes that are not there yet are made, and kept in `folder`. `goes_on` is told the number of shards
 /// that are open, and ends the opening by `false`.
 ///
 /// # Errors
-/// If a shard is missing, compressed, cut off, or no tar file; if a sample lacks a part; if a store does not answer.
+/// If a shard is missing, compressed, cut off, or no tar file; if no sample can be used; if a store does not answer.
 pub fn open(
     list: &TarShards,
     stores: &Stores,
@@ -184,6 +188,7 @@ pub fn open(
     } = Opening::of(list, stores, Checksums::IfFree, folder, goes_on)?;
     let mut samples = ShardSamples::default();
     let mut labels = Vec::new();
+    let left_out = left_out(&indexes);
     for index in indexes {
         samples.push(&index.samples);
         labels.extend_from_slice(&index.samples.labels);
@@ -200,16 +205,34 @@ pub fn open(
         labels,
         early,
         origins,
+        left_out,
     })
 }
 
+/// Returns the samples of all shards that cannot be used.
+fn left_out(indexes: &[ShardIndex]) -> LeftOut {
+    let mut all = LeftOut::default();
+    for index in indexes {
+        let table = &index.samples;
+        all.add(table.left_out, || {
+            format!(
+                "in the shard {}, {}",
+                index.identity.shard, table.first_left_out
+            )
+        });
+    }
+    all
+}
+
 /// Result of [`write_indexes`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IndexSummary {
     /// Number of shards.
     pub shards: usize,
     /// Number of samples.
     pub samples: u64,
+    /// Samples that cannot be used.
+    pub left_out: LeftOut,
     /// Bytes of all shards.
     pub bytes: u64,
     /// Where the indexes came from.
@@ -260,6 +283,7 @@ pub fn write_indexes(
     Ok(IndexSummary {
         shards: indexes.len(),
         samples: shards.clone().map(|index| index.samples.len() as u64).sum(),
+        left_out: left_out(&indexes),
         bytes: shards.map(|index| index.identity.size).sum(),
         origins,
     })
@@ -363,6 +387,7 @@ impl<'a> Opening<'a> {
     ) -> Result<(Vec<ShardIndex>, IndexOrigins), Error> {
         let (indexes, origins) = self.find_or_make(folder, goes_on)?;
         self.listed.check(&indexes)?;
+        refuse_without_samples(&indexes)?;
         Ok((indexes, origins))
     }
 
@@ -507,7 +532,7 @@ impl<'a> Opening<'a> {
     /// Returns `true` if an index is about the wanted parts and can be read from.
     fn is_sound(&self, index: &ShardIndex) -> bool {
         index.parts == self.parts_text
-            && index.samples.len() > 0
+            && index.samples.len() as u64 + index.samples.left_out > 0
             && index
                 .samples
                 .is_sound(index.identity.size, self.parts.has_label())
@@ -522,6 +547,21 @@ impl<'a> Opening<'a> {
         };
         self.objects.read_at_opening(extent, into)
     }
+}
+
+/// Refuses shards of which no sample can be used. Mostly the wrong parts are asked for.
+fn refuse_without_samples(indexes: &[ShardIndex]) -> Result<(), Error> {
+    let left_out = left_out(indexes);
+    if left_out.count() == 0 || indexes.iter().any(|index| index.samples.len() > 0) {
+        return Ok(());
+    }
+    let what = format!(
+        "no sample can be used, of {}. The first: {}",
+        left_out.count(),
+        left_out.first()
+    );
+    Err(Error::new(ErrorKind::Invalid, what)
+        .with_remedy("choose other parts by image= and label=, where None stands for no labels"))
 }
 
 /// Returns `true` if an index beside a shard is that of its content.

@@ -3,6 +3,8 @@
 //! A name is a key and an ending, which are separated by the first dot of the base name; keys keep their folders.
 //! Consecutive members with one key are a sample. Left out are files without a dot, hidden files, and what lies below
 //! names such as `__meta__`. Endings are compared in lower case.
+//!
+//! A sample that lacks a part, or has one that cannot be used, is left out, and the others are taken.
 
 use std::ops::Range;
 
@@ -84,6 +86,10 @@ pub(crate) struct SampleTable {
     pub(crate) checksums: Vec<u64>,
     /// XXH3 of the header of the last image, by which a copy of the shard is known.
     pub(crate) last_header: u64,
+    /// Number of samples that are left out.
+    pub(crate) left_out: u64,
+    /// A sentence that names the first of them, and says why it is left out.
+    pub(crate) first_left_out: String,
 }
 
 impl SampleTable {
@@ -156,6 +162,8 @@ struct SampleMembers {
     /// Checksum of the image.
     checksum: u64,
     label: Option<i64>,
+    /// Why the sample cannot be used, as the end of a sentence about it.
+    defect: Option<String>,
 }
 
 /// The content of a member that a sample needs.
@@ -186,7 +194,7 @@ impl<'a> SampleGrouping<'a> {
 
     /// Returns the number of samples that have begun.
     pub(crate) fn begun(&self) -> u64 {
-        self.done.len() as u64 + u64::from(self.current.is_some())
+        self.done.len() as u64 + self.done.left_out + u64::from(self.current.is_some())
     }
 
     /// Adds the next member. Returns its content's range if the sample needs the content.
@@ -206,25 +214,23 @@ impl<'a> SampleGrouping<'a> {
                 image: None,
                 checksum: UNKNOWN_CHECKSUM,
                 label: None,
+                defect: None,
             });
         }
         let ending = String::from_utf8_lossy(ending).to_lowercase();
-        match &mut self.current {
-            Some(current) => current.add(self.parts, ending, member),
-            None => Ok(None),
-        }
+        let current = self.current.as_mut();
+        Ok(current.and_then(|current| current.add(self.parts, ending, member)))
     }
 
     /// Sets the label of the current sample from the content of its member.
-    pub(crate) fn add_label(&mut self, content: &[u8]) -> Result<(), ShardFault> {
+    pub(crate) fn add_label(&mut self, content: &[u8]) {
         let (Some(part), Some(current)) = (&self.parts.label, &mut self.current) else {
-            return Ok(());
+            return;
         };
-        let label = part
-            .read(content)
-            .map_err(|why| current.fault(&why, LABEL_REMEDY))?;
-        current.label = Some(label);
-        Ok(())
+        match part.read(content) {
+            Ok(label) => current.label = Some(label),
+            Err(why) => current.refuse(why),
+        }
     }
 
     /// Sets the checksum of the current sample's image.
@@ -234,8 +240,18 @@ impl<'a> SampleGrouping<'a> {
         }
     }
 
-    /// Returns all samples, when the archive has no further member.
-    pub(crate) fn finish(mut self) -> Result<SampleTable, ShardFault> {
+    /// Returns all samples, when the archive has no further member. `is_marked` says whether blocks of zeros mark its end.
+    pub(crate) fn finish(mut self, is_marked: bool) -> Result<SampleTable, ShardFault> {
+        if let Some(last) = self.current.as_ref().filter(|_| !is_marked)
+            && last.defect.is_none()
+            && let Some(why) = last.lacks(self.parts)
+        {
+            let key = String::from_utf8_lossy(&last.key);
+            let what = format!(
+                "it is cut off: no blocks of zeros mark its end, and its last sample {key} {why}"
+            );
+            return Err(ShardFault::new(what).with_remedy("write or upload it again"));
+        }
         self.complete()?;
         if self
             .done
@@ -246,7 +262,7 @@ impl<'a> SampleGrouping<'a> {
             // Eight zeros for each sample would only make the index larger.
             self.done.checksums = Vec::new();
         }
-        if self.done.len() == 0 {
+        if self.done.len() == 0 && self.done.left_out == 0 {
             let what =
                 "it has no samples: no member has a name of a key, a dot and an ending".to_owned();
             return Err(ShardFault::new(what).with_remedy("leave it out of the list"));
@@ -254,37 +270,25 @@ impl<'a> SampleGrouping<'a> {
         Ok(self.done)
     }
 
-    /// Adds the current sample to those that are done.
+    /// Adds the current sample to those that are done, or to those that are left out.
     fn complete(&mut self) -> Result<(), ShardFault> {
-        let Some(sample) = self.current.take() else {
+        let Some(mut sample) = self.current.take() else {
             return Ok(());
         };
-        let Some((_, image)) = &sample.image else {
-            let wanted = self.parts.images.join(", ");
-            return Err(sample.lacks("image", &format!("none of the endings {wanted}"), "image="));
+        let (image, length) = match sample.usable_image(self.parts) {
+            Ok(image) => image,
+            Err(why) => {
+                self.leave_out(&sample.key, &why);
+                return Ok(());
+            }
         };
-        if let Some(part) = &self.parts.label {
-            let missing = || {
-                sample.lacks(
-                    "label",
-                    &format!("no member that ends in {}", part.ending),
-                    "label=",
-                )
-            };
-            self.done.labels.push(sample.label.ok_or_else(missing)?);
-        }
-        let length = image.content.end - image.content.start;
-        let fitting = u32::try_from(length).ok().filter(|_| length <= MOST_BYTES);
-        let Some(length) = fitting else {
-            let why = format!("has an image of {length} bytes, and a sample may have {MOST_BYTES}");
-            return Err(sample.fault(&why, "write the shard without it"));
-        };
+        self.done.labels.extend(sample.label);
         self.done
             .names
             .push_str(&String::from_utf8_lossy(&image.name));
         let Ok(end) = u32::try_from(self.done.names.len()) else {
-            let why = "has names of more than 4 GiB before it";
-            return Err(sample.fault(why, "divide the shard"));
+            let what = "it has names of more than 4 GiB".to_owned();
+            return Err(ShardFault::new(what).with_remedy("divide the shard"));
         };
         self.done.name_ends.push(end);
         self.done.at.push(image.content.start);
@@ -293,29 +297,40 @@ impl<'a> SampleGrouping<'a> {
         self.done.last_header = image.header;
         Ok(())
     }
+
+    fn leave_out(&mut self, key: &[u8], why: &str) {
+        if self.done.left_out == 0 {
+            self.done.first_left_out = format!("the sample {} {why}", String::from_utf8_lossy(key));
+        }
+        self.done.left_out += 1;
+    }
 }
 
-const LABEL_REMEDY: &str = "choose another part by label=, or label=None for no labels";
-
 impl SampleMembers {
+    /// Adds a member. Returns its content if the sample needs it.
     fn add(
         &mut self,
         parts: &SampleParts,
         ending: String,
         member: Member,
-    ) -> Result<Option<WantedContent>, ShardFault> {
-        if self.endings.contains(&ending) {
-            let why = format!("has two members that end in {ending}");
-            return Err(self.fault(&why, "write the shard without one of them"));
-        }
-        let label = parts.label.as_ref().filter(|label| label.ending == ending);
-        let content = member.content.clone();
-        let mut wanted = label.map(|_| WantedContent::Label(content.clone()));
-        if label.is_some() && content.end - content.start > MOST_LABEL {
-            let why = format!("has a label of more than {MOST_LABEL} bytes");
-            return Err(self.fault(&why, LABEL_REMEDY));
-        }
+    ) -> Option<WantedContent> {
+        let is_label = |label: &LabelPart| label.ending == ending;
+        let is_label = parts.label.as_ref().is_some_and(is_label);
         let rank = parts.images.iter().position(|image| *image == ending);
+        let content = member.content.clone();
+        if self.endings.contains(&ending) {
+            self.refuse(format!("has two members that end in {ending}"));
+        } else if member.is_sparse && (is_label || rank.is_some()) {
+            self.refuse(format!(
+                "has a member that ends in {ending} and is sparse, so that it lies in pieces"
+            ));
+        } else if is_label && content.end - content.start > MOST_LABEL {
+            self.refuse(format!("has a label of more than {MOST_LABEL} bytes"));
+        }
+        if self.defect.is_some() {
+            return None;
+        }
+        let mut wanted = is_label.then(|| WantedContent::Label(content.clone()));
         if let Some(rank) = rank
             && self.image.as_ref().is_none_or(|(best, _)| rank < *best)
         {
@@ -325,22 +340,44 @@ impl SampleMembers {
             wanted = wanted.or(Some(WantedContent::Image(content)));
         }
         self.endings.push(ending);
-        Ok(wanted)
+        wanted
     }
 
-    /// Returns a fault of this sample. `why` completes a sentence about it.
-    fn fault(&self, why: &str, remedy: &str) -> ShardFault {
-        let key = String::from_utf8_lossy(&self.key);
-        ShardFault::new(format!("the sample {key} {why}")).with_remedy(remedy.to_owned())
+    /// Notes why the sample cannot be used. The first reason stays.
+    fn refuse(&mut self, why: String) {
+        self.defect.get_or_insert(why);
     }
 
-    fn lacks(&self, part: &str, why: &str, argument: &str) -> ShardFault {
+    /// Takes the image and its length. The error says why the sample cannot be used.
+    fn usable_image(&mut self, parts: &SampleParts) -> Result<(Member, u32), String> {
+        let defect = self.defect.take().or_else(|| self.lacks(parts));
+        let (_, image) = match (defect, self.image.take()) {
+            (Some(why), _) => return Err(why),
+            (None, image) => image.ok_or("has no image")?,
+        };
+        let length = image.content.end - image.content.start;
+        match u32::try_from(length) {
+            Ok(short) if length <= MOST_BYTES => Ok((image, short)),
+            _ => Err(format!(
+                "has an image of {length} bytes, and a sample may have {MOST_BYTES}"
+            )),
+        }
+    }
+
+    /// Returns which part the sample lacks, as the end of a sentence about it, or `None` if it has all.
+    fn lacks(&self, parts: &SampleParts) -> Option<String> {
+        let (part, missing) = match &parts.label {
+            _ if self.image.is_none() => {
+                let wanted = parts.images.join(", ");
+                ("image", format!("none of the endings {wanted}"))
+            }
+            Some(label) if self.label.is_none() => {
+                ("label", format!("no member that ends in {}", label.ending))
+            }
+            _ => return None,
+        };
         let found = self.endings.join(", ");
-        let why = format!("has no {part}: it has {why}, but {found}");
-        self.fault(
-            &why,
-            &format!("choose another part by {argument}, or write the shard without the sample"),
-        )
+        Some(format!("has no {part}: it has {missing}, but {found}"))
     }
 }
 
@@ -419,6 +456,7 @@ mod tests {
                 header: UNKNOWN_HEADER,
                 name: name.as_bytes().to_vec(),
                 content: at..at + content.len() as u64,
+                is_sparse: false,
             };
             at += 1024;
             let fault = |fault: ShardFault| fault.of("x.tar").to_string();
@@ -427,11 +465,11 @@ mod tests {
                 grouping.add_checksum(content.start);
             }
             if let Some(WantedContent::Label(_)) = wanted {
-                grouping.add_label(content.as_bytes()).map_err(fault)?;
+                grouping.add_label(content.as_bytes());
             }
         }
         grouping
-            .finish()
+            .finish(true)
             .map_err(|fault| fault.of("x.tar").to_string())
     }
 
@@ -477,39 +515,61 @@ mod tests {
                 .labels
                 .is_empty()
         );
-        let refused = table(&members, "jpg", Some("json:text")).expect_err("it is text");
-        assert!(
-            refused.contains(r#"the sample a has no integer field "text" in its .json"#),
-            "{refused}"
+        let left_out = table(&members, "jpg", Some("json:text")).expect("it is left out");
+        assert_eq!(
+            left_out.first_left_out,
+            r#"the sample a has no integer field "text" in its .json"#
         );
     }
 
     #[test]
-    fn a_part_that_is_missing_is_named_with_shard_and_key() {
-        for (members, part) in [
+    fn a_sample_that_cannot_be_used_is_left_out_and_the_others_are_taken() {
+        for (odd, why) in [
+            (&[("d/a.txt", ""), ("d/a.cls", "1")][..], "d/a has no image"),
             (
-                &[("d/a.txt", ""), ("d/a.cls", "1")][..],
-                "the sample d/a has no image",
+                &[("a.jpg", ""), ("a.txt", "")],
+                "a has no label: it has no member that ends in cls, but jpg, txt",
             ),
             (
-                &[("a.jpg", "")],
-                "the sample a has no label: it has no member that ends in cls, but jpg",
+                &[("a.jpg", ""), ("a.cls", "cat"), ("a.png", "")],
+                r#"a has a label that is no integer: its .cls holds "cat""#,
             ),
             (
-                &[("a.jpg", ""), ("a.cls", "cat")],
-                r#"no integer: its .cls holds "cat""#,
+                &[("a.jpg", ""), ("a.jpg", ""), ("a.cls", "1")],
+                "a has two members that end in jpg",
             ),
-            (
-                &[("a.jpg", ""), ("a.jpg", "")],
-                "two members that end in jpg",
-            ),
-            (&[], "it has no samples"),
+            (&[("__index__.json", "")], "__index__ has no image"),
         ] {
-            let refused = table(members, "jpg;png", Some("cls")).expect_err(part);
-            assert!(
-                refused.contains(part) && refused.contains("x.tar"),
-                "{refused}"
+            let (before, behind) = (
+                [("0.jpg", "x"), ("0.cls", "3")],
+                [("z.cls", "4"), ("z.png", "yz")],
             );
+            let members = [&before[..], odd, odd, &behind].concat();
+            let found = table(&members, "jpg;png", Some("cls")).expect(why);
+            // The second one follows the first, so that both have one key, and are one sample.
+            let twice = table(
+                &[&before[..], odd, &behind, odd].concat(),
+                "jpg;png",
+                Some("cls"),
+            );
+            let twice = twice.expect(why);
+            for (found, left_out) in [(&found, 1), (&twice, 2)] {
+                assert_eq!((found.len(), &found.labels[..]), (2, &[3, 4][..]), "{why}");
+                assert_eq!(found.left_out, left_out, "{why}");
+                assert!(found.is_sound(1 << 20, true), "{why}");
+            }
+            assert!(
+                twice.first_left_out.contains(why),
+                "{}",
+                twice.first_left_out
+            );
+            let alone = table(odd, "jpg;png", Some("cls")).expect(why);
+            assert_eq!((alone.len(), alone.left_out), (0, 1), "{why}");
         }
+        let refused = table(&[("readme", "")], "jpg", None).expect_err("there is no sample");
+        assert!(
+            refused.contains("x.tar cannot be used: it has no samples"),
+            "{refused}"
+        );
     }
 }

@@ -148,8 +148,10 @@ impl<'a> ShardReader<'a> {
                         self.add_content(&mut samples, &wanted, &mut buffer, scan.at())?;
                     }
                 }
-                ScanStep::End => {
-                    let table = samples.finish().map_err(|fault| self.error(fault))?;
+                ScanStep::End { is_marked } => {
+                    let table = samples
+                        .finish(is_marked)
+                        .map_err(|fault| self.error(fault))?;
                     return Ok((table, buffer.early));
                 }
             }
@@ -181,7 +183,8 @@ impl<'a> ShardReader<'a> {
                 self.add_content(&mut samples, &wanted, &mut buffer, scanned)?;
             }
         }
-        let mut table = samples.finish().map_err(|fault| self.error(fault))?;
+        // The index was made of the whole shard.
+        let mut table = samples.finish(true).map_err(|fault| self.error(fault))?;
         if let Some(last) = table.last() {
             table.last_header = self.header(&last)?.unwrap_or(UNKNOWN_HEADER);
         }
@@ -291,7 +294,8 @@ impl<'a> ShardReader<'a> {
             self.fill(buffer, content, most)?;
         }
         let bytes = buffer.window().get(content).unwrap_or_default();
-        samples.add_label(bytes).map_err(|fault| self.error(fault))
+        samples.add_label(bytes);
+        Ok(())
     }
 
     /// Reads a range that lies within the shard, and what follows it, up to `most` bytes.

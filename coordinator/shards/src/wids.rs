@@ -44,7 +44,8 @@ impl ListedShards {
     /// If a shard has another size or number of samples.
     pub(crate) fn check(&self, indexes: &[ShardIndex]) -> Result<(), Error> {
         for (claims, index) in self.claims.iter().zip(indexes) {
-            let there = (index.samples.len() as u64, index.identity.size);
+            let samples = index.samples.len() as u64 + index.samples.left_out;
+            let there = (samples, index.identity.size);
             let is_other = |said: Option<u64>, there: u64| said.is_some_and(|said| said != there);
             if is_other(claims.samples, there.0) || is_other(claims.bytes, there.1) {
                 let told = |said: Option<u64>, there: u64| said.unwrap_or(there);

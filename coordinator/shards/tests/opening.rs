@@ -520,3 +520,78 @@ fn nobody_who_waits_ends_the_opening() {
     assert!(ended.is_err());
     assert_eq!(told, 3);
 }
+
+/// Returns a shard whose members have these names, and as content a label.
+fn shard_with(names: &[&str]) -> Vec<u8> {
+    let mut archive = Builder::new(Vec::new());
+    for name in names {
+        let mut header = Header::new_ustar();
+        header.set_size(1);
+        archive.append_data(&mut header, name, &b"5"[..]).unwrap();
+    }
+    archive.into_inner().unwrap()
+}
+
+#[test]
+fn samples_that_cannot_be_used_are_left_out_and_counted_however_the_shard_is_indexed() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = |name: &str| scratch.path().join(name);
+    std::fs::write(path("0.tar"), shard(0, 3, 100)).unwrap();
+    std::fs::write(path("1.tar"), shard_with(&["a.cls", "b\u{1b}.jpg"])).unwrap();
+    std::fs::write(path("2.tar"), shard_with(&["x.jpg", "x.cls", "y.cls"])).unwrap();
+    let dali = "v1.2 2\njpg 512 1 x.jpg cls 1536 1 x.cls\ncls 2560 1 y.cls\n";
+    std::fs::write(path("2.idx"), dali).unwrap();
+    let names = |numbers: &[u32]| -> Vec<String> {
+        let name = |n: &u32| path(&format!("{n}.tar")).display().to_string();
+        numbers.iter().map(name).collect()
+    };
+    let all = list(&names(&[0, 1, 2]));
+    let (indexes, out) = (path("indexes"), path("out"));
+    let check_all = |found: IndexOrigins| {
+        let open = opened(&all, &Stores::default(), &indexes).unwrap();
+        assert_eq!(open.origins, found);
+        assert_eq!(
+            (open.samples.len(), &open.labels[..]),
+            (4, &[0, 1, 2, 5][..])
+        );
+        assert_eq!((open.samples.name(3), open.samples.shard(3)), ("x.jpg", 2));
+        assert_eq!(open.left_out.count(), 3);
+        let first = format!(
+            "in the shard {}, the sample a has no image",
+            path("1.tar").display()
+        );
+        assert!(
+            open.left_out.first().starts_with(&first),
+            "{:?}",
+            open.left_out
+        );
+    };
+    check_all(origins(0, 1, 2));
+    check_all(origins(3, 0, 0));
+    let folder = IndexFolder::at(&indexes);
+    let made = write_indexes(
+        &all,
+        &Stores::default(),
+        &folder,
+        Some(&out),
+        Checksums::All,
+        &mut |_| true,
+    );
+    let made = made.unwrap();
+    assert_eq!((made.samples, made.left_out.count()), (4, 3));
+    std::fs::remove_dir_all(&indexes).unwrap();
+    for number in 0..3 {
+        let name = format!("{number}.tar.coprep");
+        std::fs::copy(out.join(&name), path(&name)).unwrap();
+    }
+    check_all(origins(0, 3, 0));
+    // Without any sample that can be used, there is no dataset.
+    let refused = opened(&list(&names(&[1])), &Stores::default(), &indexes).unwrap_err();
+    assert_eq!(*refused.kind(), ErrorKind::Invalid);
+    let text = refused.to_string();
+    assert!(
+        text.contains("1.tar, the sample a has no image") && text.contains("image= and label="),
+        "{text}"
+    );
+    assert!(!text.contains('\u{1b}'), "{text}");
+}

@@ -52,6 +52,9 @@ impl Registry {
         if listed.is_remote() {
             self.workers.expect_remote();
         }
+        if let Some(note) = listed.left_out().note(&source_name(source)) {
+            tracing::warn!("{note}");
+        }
         Ok(Arc::new(listed.slowed(self.throttle.clone())))
     }
 

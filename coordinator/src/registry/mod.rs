@@ -266,6 +266,7 @@ impl Registry {
                 for note in &registration.attached.notes {
                     tracing::warn!(stream = stream.config.id, "{note}");
                 }
+                registration.attached.left_out = left_out(&stream);
                 return Ok(Answer::Admitted(stream, Box::new(registration)));
             }
         }
@@ -539,6 +540,7 @@ impl Registry {
             let others = streams.iter();
             status.differs = others.filter_map(|other| differs(s, other)).collect();
             status.notes.extend(self.notes(s));
+            status.notes.extend(left_out(s));
             status
         };
         streams.iter().map(status).collect()
@@ -715,6 +717,14 @@ fn check_use(request: &Attach) -> Result<()> {
         .with_remedy("leave reuse out, or choose cache=\"prepared\""));
     }
     Ok(())
+}
+
+/// Returns what jobs are told of samples that are left out.
+fn left_out(stream: &Stream) -> Option<String> {
+    match &stream.config.producer {
+        Producer::Native(recipe) => recipe.dataset.left_out().note(&stream.config.dataset_name),
+        _ => None,
+    }
 }
 
 fn tell_of(stream: &Stream, what: &str) {

@@ -242,6 +242,7 @@ impl Stream {
             structure: producer.structure().to_vec(),
             notes: Vec::new(),
             unshared: Vec::new(),
+            left_out: None,
             token: engine.token(rank_id),
         }
     }

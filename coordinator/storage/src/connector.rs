@@ -22,6 +22,7 @@ use reqwest::redirect::Policy;
 use tokio::time::timeout;
 
 use crate::http_options;
+use crate::odd_keys::{self, ListingForm};
 use crate::traffic::TrafficCounters;
 
 /// Most bytes of an answer with a listing or credentials. A page of a listing has at most 5,000 objects.
@@ -88,18 +89,49 @@ fn stay(attempt: reqwest::redirect::Attempt<'_>) -> reqwest::redirect::Action {
     }
 }
 
-/// Returns the most bytes that an answer to a request may have, or `None` if it is an object.
-fn bound(request: &HttpRequest) -> Option<usize> {
-    let query = request.uri().query().unwrap_or_default();
-    let is_listing = || {
-        query
-            .split('&')
-            .any(|part| part == "list-type=2" || part == "comp=list")
-    };
-    match request.method().as_str() {
-        "PROPFIND" => Some(MOST_BYTES_OF_FOLDER),
-        "GET" if !is_listing() => None,
-        _ => Some(MOST_BYTES),
+/// The answer that a request asks for.
+#[derive(Clone, Copy)]
+enum AnswerKind {
+    Object,
+    Listing(ListingForm),
+    /// Credentials, or what the store says of a change.
+    Other,
+}
+
+impl AnswerKind {
+    fn of(request: &HttpRequest) -> Self {
+        let query = request.uri().query().unwrap_or_default();
+        let listing = query.split('&').find_map(|part| match part {
+            "list-type=2" => Some(ListingForm::S3),
+            "comp=list" => Some(ListingForm::Azure),
+            _ => None,
+        });
+        match (request.method().as_str(), listing) {
+            ("PROPFIND", _) => AnswerKind::Listing(ListingForm::WebDav),
+            ("GET", Some(form)) => AnswerKind::Listing(form),
+            ("GET", None) => AnswerKind::Object,
+            _ => AnswerKind::Other,
+        }
+    }
+
+    /// Returns the answer as the library may take it: within bounds, and with keys that it can take.
+    async fn checked(self, answer: HttpResponse) -> Result<HttpResponse, HttpError> {
+        match self {
+            AnswerKind::Object => Ok(answer),
+            AnswerKind::Other => Ok(bounded(answer, MOST_BYTES)),
+            AnswerKind::Listing(form) => {
+                let most = if form == ListingForm::WebDav {
+                    MOST_BYTES_OF_FOLDER
+                } else {
+                    MOST_BYTES
+                };
+                let (head, body) = bounded(answer, most).into_parts();
+                let page = body.bytes().await?;
+                let replaced = odd_keys::replaced(&page, form).map(HttpResponseBody::from);
+                let body = replaced.unwrap_or_else(|| page.into());
+                Ok(HttpResponse::from_parts(head, body))
+            }
+        }
     }
 }
 
@@ -189,7 +221,7 @@ impl StoreService {
 #[async_trait]
 impl HttpService for StoreService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let most = bound(&request);
+        let kind = AnswerKind::of(&request);
         let answer = self.first_answer(request).await;
         let is_failed = answer.as_ref().map_or(true, |answer| {
             let status = answer.status();
@@ -197,10 +229,10 @@ impl HttpService for StoreService {
         });
         self.counters.count_end(answer.is_ok(), is_failed);
         let answer = answer?;
-        Ok(match most {
-            _ if !answer.status().is_success() => shortened(answer).await,
-            Some(most) => bounded(answer, most),
-            None => answer,
-        })
+        if answer.status().is_success() {
+            kind.checked(answer).await
+        } else {
+            Ok(shortened(answer).await)
+        }
     }
 }

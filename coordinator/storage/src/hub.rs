@@ -34,6 +34,7 @@ use crate::connector::{StoreConnector, read_all};
 use crate::file::read_text;
 use crate::http_options::{is_plain, options, retry};
 use crate::job_credentials::{CredentialPool, UsableCredentials};
+use crate::odd_keys;
 use crate::variables::Variables;
 
 const NAME: &str = "Hub";
@@ -363,7 +364,11 @@ fn below(tree: &str, folder: &str) -> Result<Url> {
 
 fn object(entry: &HubEntry, commit: &str) -> Result<ObjectMeta> {
     Ok(ObjectMeta {
-        location: Path::parse(&entry.path)?,
+        location: Path::parse(
+            odd_keys::stand_in(&entry.path)
+                .as_ref()
+                .unwrap_or(&entry.path),
+        )?,
         // The Hub tells it only for few objects at a time, and nobody asks for it.
         last_modified: DateTime::UNIX_EPOCH,
         size: entry.size,

@@ -18,6 +18,7 @@ fn keys(stores: &Stores, prefix: &str) -> Vec<String> {
     let add = |event| {
         match event {
             ListEvent::Object(object) => keys.push(object.key),
+            ListEvent::Unreadable(_) => {}
             ListEvent::Restarted => keys.clear(),
         }
         ControlFlow::Continue(())
@@ -282,4 +283,64 @@ fn markers_of_folders_do_not_disturb_the_order() {
     assert_eq!(found.iter().flatten().count(), 3);
     // The objects between were jumped over.
     assert!(server.counts().lists <= 3, "{:?}", server.counts());
+}
+
+/// Returns the keys of a listing that can be read, and those that cannot.
+fn both_kinds(stores: &Stores) -> (Vec<String>, Vec<String>) {
+    let (mut readable, mut odd) = (Vec::new(), Vec::new());
+    let add = |event| {
+        match event {
+            ListEvent::Object(object) => readable.push(object.key),
+            ListEvent::Unreadable(key) => odd.push(key),
+            ListEvent::Restarted => (readable, odd) = Default::default(),
+        }
+        ControlFlow::Continue(())
+    };
+    store(stores).list("p", None, add).unwrap();
+    (readable, odd)
+}
+
+#[test]
+fn a_key_that_cannot_be_read_hides_no_other_key() {
+    for odd in [
+        "p//a",
+        "p/a//b",
+        "p/a/./b",
+        "p/../b",
+        "p/a/..",
+        "p/a/\u{1b}[31mb",
+        "p/a/\nb",
+        "p/a/\u{7f}",
+        "p/ä//&<\"",
+    ] {
+        let (server, stores) = server(PATIENCE);
+        let all = put_many(&server, 5);
+        server.put(BUCKET, odd, b"x");
+        assert_eq!(both_kinds(&stores), (all.clone(), vec![odd.to_owned()]));
+        assert_eq!(not_found(&stores, &["p/00003", "p/x"]), ["p/x"], "{odd:?}");
+    }
+}
+
+#[test]
+fn keys_that_cannot_be_read_come_once_where_a_listing_fails_on_its_way() {
+    for (unordered, offsets_ignored) in [(false, false), (false, true), (true, false)] {
+        let (server, stores) = server(PATIENCE);
+        let mut all = put_many(&server, 2500);
+        let mut odd: Vec<String> = (0..2500)
+            .step_by(7)
+            .map(|n| format!("p/{n:05}//x"))
+            .collect();
+        odd.iter().for_each(|key| server.put(BUCKET, key, b"x"));
+        server.set(Faults {
+            unordered,
+            offsets_ignored,
+            failing_list: 3,
+            ..Faults::default()
+        });
+        let (mut found, mut unreadable) = both_kinds(&stores);
+        for keys in [&mut all, &mut odd, &mut found, &mut unreadable] {
+            keys.sort_unstable();
+        }
+        assert_eq!((found, unreadable), (all, odd));
+    }
 }

@@ -465,6 +465,7 @@ fn attached(fields: &[Field], slots: u32, buffers: u32) -> Attached {
         structure: Vec::new(),
         notes: Vec::new(),
         unshared: Vec::new(),
+        left_out: None,
         token: 0,
     }
 }

@@ -212,6 +212,7 @@ fn attached() -> Attached {
         structure: vec![1, 2, 3],
         notes: vec!["a warmed cache".into()],
         unshared: vec!["another stream differs in a part".into()],
+        left_out: Some("1 sample is left out".into()),
         token: 1 << 100,
     }
 }

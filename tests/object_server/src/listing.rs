@@ -130,9 +130,15 @@ pub(crate) fn web_folder(objects: &Objects, bucket: &str, folder: &str, faults: 
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('"', "&quot;")
+    let escape = |c: char| match c {
+        '&' => "&amp;".into(),
+        '<' => "&lt;".into(),
+        '"' => "&quot;".into(),
+        // As S3 does, though XML has no such characters.
+        c if c.is_control() => format!("&#x{:x};", u32::from(c)),
+        c => c.to_string(),
+    };
+    text.chars().map(escape).collect()
 }
 
 /// Returns a path as it is written in a URL.

@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 
+use coprep_error::printable;
 use coprep_protocol::message::SampleCost;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -108,8 +109,7 @@ pub fn label(sample: &SampleCost) -> String {
 
 /// Replaces control characters, which a terminal would obey.
 pub fn clean(text: &str) -> String {
-    let harmless = |c: char| if c.is_control() { '\u{fffd}' } else { c };
-    text.chars().map(harmless).collect()
+    printable(text).into_owned()
 }
 
 /// Wraps a text into lines that fit the terminal, each with `indent` spaces before it and a line break after it.

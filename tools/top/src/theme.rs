@@ -139,12 +139,11 @@ impl Theme {
 
     /// Replaces characters in names and paths that the terminal would take as commands or could not show.
     pub(crate) fn clean(&self, text: &str) -> String {
-        let shown = |c: char| match c {
-            c if c.is_control() => '?',
-            c if !self.utf8 && !c.is_ascii() => '?',
-            c => c,
-        };
-        text.chars().map(shown).collect()
+        let text = coprep_terminal::clean(text);
+        if self.utf8 {
+            return text;
+        }
+        text.replace(|c: char| !c.is_ascii(), "?")
     }
 
     /// Shortens a text to `width` columns by leaving out its middle.
@@ -255,7 +254,7 @@ pub(super) mod tests {
     #[test]
     fn without_utf8_only_ascii_is_shown_and_never_a_control_character() {
         assert_eq!(ASCII.clean("Büro\u{1b}[31m"), "B?ro?[31m");
-        assert_eq!(UTF8.clean("Büro\u{1b}[31m\n"), "Büro?[31m?");
+        assert_eq!(UTF8.clean("Büro\u{1b}[31m\n"), "Büro\u{fffd}[31m\u{fffd}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use coprep_protocol::dataset_url::DatasetUrl;
-use coprep_storage::{ListEvent, ListedObject, ObjectTable, RemoteStore, Stores};
+use coprep_storage::{LeftOut, ListEvent, ListedObject, ObjectTable, RemoteStore, Stores};
 
 use super::{Dataset, FolderKind, Kind, invalid, no_classes, refuse_empty, url};
 use crate::error::Error;
@@ -28,6 +28,13 @@ pub(super) fn class_folder(
     let listing = store.list(&root.key, None, |event| {
         let object = match event {
             ListEvent::Object(object) => object,
+            ListEvent::Unreadable(key) => {
+                if let Some(below) = below(&key, &folder) {
+                    found.leave_out(below, &store.url(&key), kind);
+                    listed += 1;
+                }
+                return ControlFlow::Continue(());
+            }
             ListEvent::Restarted => {
                 (found, listed) = (ListedClasses::default(), 0);
                 return ControlFlow::Continue(());
@@ -63,7 +70,9 @@ pub(super) fn class_folder(
         return Err(invalid(format!("there is nothing in {root}"))
             .with_remedy("check the bucket and the folder in the URL"));
     }
-    found.into_dataset(root, &store, kind)
+    let note = found.left_out.note(&root.to_string());
+    let dataset = found.into_dataset(root, &store, kind);
+    dataset.map_err(|e| note.into_iter().fold(e, Error::with_remedy))
 }
 
 /// Returns the part of a key after a folder, or `None` if the object does not lie there.
@@ -82,6 +91,7 @@ struct ListedClasses {
     /// The samples of each class: folder, name and object.
     classes: BTreeMap<String, Vec<ListedSample>>,
     ignored: u64,
+    left_out: LeftOut,
 }
 
 struct ListedSample {
@@ -114,6 +124,24 @@ impl ListedClasses {
         }
     }
 
+    /// Notes an object whose key cannot be read. `below` is the key within the folder of the dataset.
+    fn leave_out(&mut self, below: &str, url: &str, kind: &FolderKind) {
+        let (class, name) = below.split_once('/').unwrap_or_default();
+        if !matches!(kind.of(name.as_bytes()), Kind::Sample) {
+            return;
+        }
+        self.left_out.add(1, || {
+            format!(
+                "{url} cannot be asked for: a key must have no empty part, no part . or .., and no control character"
+            )
+        });
+        // Without its class, a folder of such samples would be left out in silence, and later classes have other labels.
+        let is_readable = !matches!(class, "" | "." | "..") && !class.contains(char::is_control);
+        if is_readable {
+            self.classes.entry(class.to_owned()).or_default();
+        }
+    }
+
     fn into_dataset(
         self,
         root: &DatasetUrl,
@@ -131,6 +159,7 @@ impl ListedClasses {
         refuse_empty(&root.to_string(), &empty, kind)?;
         let mut dataset = Dataset::rooted(std::path::Path::new(""));
         dataset.ignored = self.ignored;
+        dataset.left_out = self.left_out;
         for (label, (class, mut samples)) in self.classes.into_iter().enumerate() {
             // Stores order whole keys, and a local folder is ordered by (folder, name).
             samples.sort_by(|a, b| (&a.folder, a.name()).cmp(&(&b.folder, b.name())));

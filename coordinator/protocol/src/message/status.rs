@@ -312,7 +312,8 @@ pub struct StreamStatus {
     pub busy_workers: u32,
     /// Ways in which the stream differs from another one that looks like it.
     pub differs: Vec<String>,
-    /// The present notes, as in [`Attached::notes`](crate::message::Attached::notes).
+    /// The present notes, as in [`Attached::notes`](crate::message::Attached::notes) and
+    /// [`Attached::left_out`](crate::message::Attached::left_out).
     pub notes: Vec<String>,
     /// Samples of one staging buffer.
     pub slots: u32,

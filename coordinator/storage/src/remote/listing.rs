@@ -15,6 +15,7 @@ use object_store::path::Path;
 use super::{ListedObject, MOST_LISTED, OpeningTries, RemoteStore, quoted};
 use crate::answer::{AnswerMeaning, FailedAnswer, interpret};
 use crate::error::Error;
+use crate::odd_keys;
 
 /// Number of objects in a row that are not looked for, after which a listing goes on at the next one that is.
 const MOST_PASSED_OVER: usize = 1000;
@@ -27,6 +28,8 @@ const ORDERED_RUN: usize = 1000;
 pub enum ListEvent {
     /// The next object.
     Object(ListedObject),
+    /// The key of an object that cannot be read: it has an empty part, a part `.` or `..`, or a control character.
+    Unreadable(String),
     /// The listing failed, and the order of the store does not tell where it was. All objects come again.
     Restarted,
 }
@@ -73,12 +76,15 @@ struct ListingProgress {
     last: String,
     /// `true` if an object was visited since the listing began, or began anew.
     has_visited: bool,
+    /// The last key that cannot be read.
+    last_unreadable: String,
 }
 
 impl ListingProgress {
     fn restart(&mut self) {
         self.last.clone_from(&self.start);
         self.has_visited = false;
+        self.last_unreadable.clear();
     }
 }
 
@@ -109,6 +115,7 @@ impl RemoteStore {
             last: start.clone(),
             start,
             has_visited: false,
+            last_unreadable: String::new(),
         };
         let mut tries = OpeningTries::begin();
         loop {
@@ -165,6 +172,17 @@ impl RemoteStore {
                     text: "its listing does not end: the same keys come again".into(),
                 });
             }
+            if let Some(key) = odd_keys::original(path) {
+                // A listing that goes on begins after the last object that can be read, so that this one may come again.
+                if !self.order.is_proven() || key > progress.last_unreadable {
+                    progress.last_unreadable.clone_from(&key);
+                    progress.has_visited = true;
+                    if visit(ListEvent::Unreadable(key)).is_break() {
+                        break;
+                    }
+                }
+                continue;
+            }
             self.order.watch(&mut run, path, object.size);
             let is_before = !offset.is_empty() && path < offset.as_str();
             if is_before && !self.order.is_lost() && !can_be_folder(path, object.size, &offset) {
@@ -208,7 +226,7 @@ impl RemoteStore {
                     wanted.take(&object);
                     break_if(wanted.missing == 0)
                 }
-                ListEvent::Restarted => ControlFlow::Continue(()),
+                ListEvent::Unreadable(_) | ListEvent::Restarted => ControlFlow::Continue(()),
             })?;
         }
         Ok(wanted.found)

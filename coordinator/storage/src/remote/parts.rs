@@ -101,6 +101,7 @@ impl RemoteStore {
         self.list(folder, None, |event| {
             match event {
                 ListEvent::Restarted => first.clear(),
+                ListEvent::Unreadable(_) => is_empty = false,
                 ListEvent::Object(object) => {
                     is_empty = false;
                     // Most objects without bytes are markers of folders. The library leaves out the slash at the end of
