@@ -308,7 +308,8 @@ fn refuse_encodings(chunk: &ColumnChunkMetaData) -> Result<(), FileFault> {
         format!("its column {column} is written with the encoding {encoding}, which is not read");
     Err(FileFault::new(
         what,
-        "write the column with PLAIN or dictionary encoding, as pyarrow, DuckDB and Spark do by themselves",
+        "write the column with PLAIN or dictionary encoding, as pyarrow and Spark do by themselves, and DuckDB with \
+         parquet_version v1",
     ))
 }
 

@@ -11,7 +11,7 @@ pub type Error = coprep_error::Error<ErrorKind>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A file or folder does not exist.
+    /// A file or folder does not exist, or a folder has none of the samples that it must have.
     NotFound,
     /// A file or folder exists but cannot be read.
     Read,

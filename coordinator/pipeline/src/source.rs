@@ -582,6 +582,11 @@ fn invalid(what: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidSource, what)
 }
 
+/// Returns the error of samples that are not there. As with torchvision, programs get it as `FileNotFoundError`.
+fn not_found(what: impl Into<String>) -> Error {
+    Error::new(ErrorKind::NotFound, what)
+}
+
 fn files(list: &FileList, stores: &Stores) -> Result<Dataset, Error> {
     if list.paths.is_empty() {
         return Err(invalid("the list of files is empty").with_remedy("give at least one path"));
@@ -653,7 +658,7 @@ fn refuse_empty(root: &str, empty: &[impl AsRef<str>], kind: &FolderKind) -> Res
     if empty.is_empty() {
         return Ok(());
     }
-    Err(invalid(format!(
+    Err(not_found(format!(
         "{root}: no {} in the class folder{} {}",
         kind.sample,
         if empty.len() == 1 { "" } else { "s" },
@@ -667,7 +672,7 @@ fn refuse_empty(root: &str, empty: &[impl AsRef<str>], kind: &FolderKind) -> Res
 
 /// Returns the error of a folder without class folders.
 fn no_classes(root: impl std::fmt::Display, kind: &FolderKind) -> Error {
-    invalid(format!(
+    not_found(format!(
         "{root} has no class folders: {} has one subfolder per class ({})",
         kind.folder, kind.example
     ))

@@ -129,13 +129,13 @@ fn a_folder_without_samples_is_refused_with_the_remedy() {
     let root = tree(&[]);
     assert_refused(
         open(root.path()),
-        ErrorKind::InvalidSource,
+        ErrorKind::NotFound,
         &["no class folders", "root/class/image.jpg"],
     );
     fs::write(root.path().join("1.jpg"), "").unwrap();
     assert_refused(
         open(root.path()),
-        ErrorKind::InvalidSource,
+        ErrorKind::NotFound,
         &["no class folders"],
     );
     let missing = root.path().join("missing");
@@ -151,7 +151,7 @@ fn classes_without_samples_are_named() {
     let root = tree(&["a/1.jpg", "b/notes.txt", "c/2.gif"]);
     assert_refused(
         open(root.path()),
-        ErrorKind::InvalidSource,
+        ErrorKind::NotFound,
         &["class folders b, c;", ".jpg, .jpeg, .png, .webp"],
     );
 }
@@ -421,7 +421,7 @@ fn a_key_that_cannot_be_read_is_left_out_and_told_and_hides_no_other_sample() {
 fn a_class_all_of_whose_keys_cannot_be_read_is_no_class_less() {
     assert_refused(
         open_with(&["train/aa//1.jpg"]),
-        ErrorKind::InvalidSource,
+        ErrorKind::NotFound,
         &[
             "no image in the class folder aa",
             "1 sample of s3://nas/train is left out",
