@@ -179,7 +179,8 @@ def WebDataset(  # noqa: N802 - the name is that of the package webdataset
 
     Raises:
         ValueError: a name, ``image`` or ``label`` is not accepted, or a name is that of a compressed file. When a
-            loader opens the shards: one of them is cut off or no tar file, or a sample lacks a part.
+            loader opens the shards: one of them is cut off or no tar file, or no sample has its image and its label.
+            A sample that lacks one is left out, with a :class:`SkippedSampleWarning`.
         TypeError: ``urls`` is not text.
 
     >>> coprep.WebDataset("s3://bucket/train-{000..099}.tar").decode().random_resized_crop(224)

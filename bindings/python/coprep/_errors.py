@@ -77,11 +77,11 @@ class WaitingWarning(UserWarning):
 
 
 class SkippedSampleWarning(UserWarning):
-    """A sample is left out of the epochs because it could not be prepared and ``on_error`` is ``"skip"``, or of the dataset
-    because it cannot be used at all: it lacks its image or label, or its key in a store cannot be asked for.
+    """A sample is left out: of the epochs, because it could not be prepared and ``on_error`` is ``"skip"``; or of the
+    dataset, because it lacks its image or label, or its key in a store cannot be asked for.
 
-    A loader warns once of each kind, for the first such sample. ``loader.stats()["skipped"]`` counts those of the epochs;
-    the message tells the number of those of the dataset.
+    A loader warns once of each, for the first such sample. ``loader.stats()["skipped"]`` counts those that are left out
+    of the epochs; the message has the number of those that are left out of the dataset.
     """
 
 

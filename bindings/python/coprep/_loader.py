@@ -696,8 +696,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
         return self._own_order.ids(samples)
 
     def _warn_of_stream(self) -> None:
-        """Warns, on one rank, if other jobs do not share with this one, if it does not use a cache that was warmed, or if
-        samples of the dataset are left out.
+        """Warns, on one rank, if other jobs do not share with this one, if it does not use a cache that was warmed, or
+        if samples of the dataset are left out.
 
         A warning is given once. The stream may become another when the loader connects again.
         """

@@ -89,7 +89,12 @@ pub(crate) fn replaced(page: &[u8], form: ListingForm) -> Option<Vec<u8>> {
         let start = reader.buffer_position() as usize;
         let text = reader.read_text(element.name()).ok()?;
         let text = text.decode().ok()?;
-        if let Some(stand_in) = form.replacement(&unescape(&text).ok()?) {
+        let stand_in = match unescape(&text) {
+            Ok(key) => form.replacement(&key),
+            // XML has no such character, so the library would refuse the page.
+            Err(_) => Some(format!("/{}", stand_in_of(&text))),
+        };
+        if let Some(stand_in) = stand_in {
             written.extend_from_slice(page.get(copied..start)?);
             written.extend_from_slice(stand_in.as_bytes());
             copied = start + text.len();
@@ -178,8 +183,19 @@ mod tests {
     }
 
     #[test]
+    fn a_key_with_a_character_that_xml_does_not_have_is_replaced() {
+        for form in [ListingForm::S3, ListingForm::WebDav] {
+            let element = std::str::from_utf8(form.element()).expect("it is text");
+            let page = |text: &str| format!("<{element}>{text}</{element}>");
+            let replaced = replaced(page("a&#0;b").as_bytes(), form).expect("it is replaced");
+            let expected = page(&format!("/{}", stand_in_of("a&#0;b")));
+            assert_eq!(String::from_utf8_lossy(&replaced), expected);
+        }
+    }
+
+    #[test]
     fn what_is_no_page_is_left_as_it_is() {
-        for page in ["", "<L><Key>a//b", "<L><Key>a//b&x;</Key></L>", "no page"] {
+        for page in ["", "<L><Key>a//b", "<L><Key>a//b</Name></L>", "no page"] {
             assert_eq!(replaced(page.as_bytes(), ListingForm::S3), None, "{page}");
         }
         assert_eq!(replaced(b"<Key>a//b\xff</Key>", ListingForm::S3), None);

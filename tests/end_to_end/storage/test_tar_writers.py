@@ -173,9 +173,9 @@ def variants() -> Iterator[tuple[str, Write]]:
             if form == "pax" or what not in ("a time of long ago", "a late time", "a user of a large number"):
                 yield f"{what} in {form}", by_tarfile(form, **fields)
     for form in ("v7", "ustar", "oldgnu", "gnu", "posix"):
-        for more in ([], ["--sparse"], ["--label=volume"], ["--blocking-factor=1"]):
-            if "--label=volume" not in more or form not in ("v7", "ustar"):
-                yield f"GNU tar {form} {more}", by_program("tar", f"--format={form}", *more, "-cf")
+        of_gnu = [] if form in ("v7", "ustar") else [["--sparse"], ["--label=volume"]]
+        for more in ([], ["--blocking-factor=1"], *of_gnu):
+            yield f"GNU tar {form} {more}", by_program("tar", f"--format={form}", *more, "-cf")
     for version in ("0.0", "0.1", "1.0"):
         yield f"GNU tar, sparse {version}", by_program("tar", f"--sparse-version={version}", "-Scf")
     yield "GNU tar, incremental", by_program("tar", "--incremental", "-cf")
@@ -184,7 +184,7 @@ def variants() -> Iterator[tuple[str, Write]]:
         by_program("tar", "--format=posix", "--pax-option=globexthdr.name=g,comment=x", "-cf"),
     )
     if shutil.which("bsdtar"):
-        for form in ("v7", "ustar", "gnutar", "pax", "restricted"):
+        for form in ("v7", "ustar", "gnutar", "pax", "rpax"):
             yield f"bsdtar {form}", by_program("bsdtar", f"--format={form}", "-cf")
     yield (
         "no blocks of zeros at the end",
@@ -201,7 +201,7 @@ def variants() -> Iterator[tuple[str, Write]]:
 
 
 def expected(path: Path) -> tuple[list[bytes], list[int], int]:
-    """Returns the images and the labels of the samples, and the number of those that lack a part, as ``tarfile`` reads."""
+    """Returns what ``tarfile`` reads: images and labels of samples, and the number of samples that lack a part."""
     found: list[dict[str, bytes]] = []
     last = None
     with tarfile.open(path, errors="surrogateescape") as archive:
