@@ -26,13 +26,6 @@ def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The log of the coordinator that starts from now on."""
-    monkeypatch.setenv("COPREP_LOG_FILE", str(tmp_path / "coordinator.log"))
-    return tmp_path / "coordinator.log"
-
-
 @contextmanager
 def warned() -> Iterator[list[str]]:
     """Collects the texts of what is left out."""
@@ -153,3 +146,6 @@ def test_control_characters_of_names_reach_no_terminal(socket_path: Path, tmp_pa
     shown += [run("warm", root), run("drop", root), run("drop", f"{root}-"), run("doctor", f"s3://b/{ESCAPE}")]
     for done in shown:
         assert not CONTROL.search(done.stdout + done.stderr), done
+    logs = [path.read_text() for path in socket_path.parent.glob("*.log")]
+    assert any("no image" in log or "decode" in log for log in logs)
+    assert not any(CONTROL.search(log) for log in logs)
