@@ -29,9 +29,6 @@ WORDS = [f"word{i}" for i in range(40)]
 """Words whose order in a set differs between processes."""
 
 DIFFER = {
-    "random.Random": "a generator of the dataset's own counts with its state",
-    "numpy Generator": "a generator of the dataset's own counts with its state",
-    "torch Generator": "a generator of the dataset's own counts with its state",
     "BatchNorm in training": "its running mean is a part of the model",
     "list made of a set": "its order is what the program sees",
 }

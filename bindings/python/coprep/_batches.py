@@ -20,6 +20,8 @@ from coprep._structure import Framework, Structure, convert
 
 if TYPE_CHECKING:
     # For types only: `_usercode` needs more than NumPy, and only programs with a Python dataset load it.
+    from coprep._generators import SampleSeeder
+    from coprep._program import Program
     from coprep._usercode import UserCode
 
 Array = npt.NDArray[Any]
@@ -229,11 +231,12 @@ class InJob:
         visits = visits.view(np.uint64)
         seed = loader.attached()["seed"]
         program = self._code.local()
+        seeder = self._seeder_of(program)
         made: list[Any] = []
         kept: list[int] = []
         for position, (sample, visit) in enumerate(zip(index.tolist(), visits.tolist(), strict=True)):
             try:
-                made.append(program.sample(seed, sample, self._kept_visit(visit)))
+                made.append(program.sample(seed, sample, self._kept_visit(visit), seeder.seed_all))
                 kept.append(position)
             except StopIteration as error:
                 raise RuntimeError(f"sample {self._samples.positions.of(sample)} raised StopIteration") from error
@@ -250,6 +253,12 @@ class InJob:
             # The line of the training loop is five frames up.
             warn_skipped(sample, "", "dataset", f"{type(error).__name__}: {error}", stacklevel=5)
         self._skipped.add(sample)
+
+    def _seeder_of(self, program: Program) -> SampleSeeder:
+        """Returns a seeder for the samples of a batch, between which the program may change what it holds."""
+        from coprep._generators import SampleSeeder
+
+        return SampleSeeder(program, looks_again=False)
 
     def _kept_visit(self, visit: int) -> int:
         """Returns the visit whose random numbers a sample has."""

@@ -27,11 +27,9 @@ Reducer = Callable[[Any], Any]
 _TOKENIZER = frozenset(("deprecation_warnings", "cache", "_in_target_context_manager"))
 """Attributes of transformers' tokenizers that change by use: past warnings, looked-up tokens, and the present mode."""
 _OF_LIBRARIES = {
-    # The last call, tables by name in the order of a set, and generators, which are made of the `seed` or anew.
-    "albumentations": ("random_generator", "py_random", "params", "_images_was_list", "_masks_was_list", "_key2func")
-    + ("is_sequence_input", "label_manager"),
-    # The generator. What it was last used for is found in the code, see `_randomized`.
-    "monai": ("R",),
+    # The last call, and tables by name in the order of a set.
+    "albumentations": ("params", "_images_was_list", "_masks_was_list", "_key2func", "is_sequence_input")
+    + ("label_manager",),
     # The last call.
     "kornia": ("_params", "_transform_matrix", "_transform_matrices", "_transform_matrix_params")
     + ("_transform_matrix_params_snapshot", "_lazy_matrix_args", "input_dtype"),
@@ -83,6 +81,7 @@ def caches_of(cls: Any) -> frozenset[str]:
     libraries = _libraries_of(cls)
     found = {name for library in libraries for name in _OF_LIBRARIES.get(library, ())}
     if "monai" in libraries:
+        # What its generator was last used for.
         found |= _randomized(cls)
     if _is_of(cls, "datasets.arrow_dataset", "Dataset"):
         # It stands for the data, which counts itself. After steps that have no name in all processes, it is random.

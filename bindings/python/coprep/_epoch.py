@@ -55,6 +55,11 @@ class Epoch(Iterator[Any]):
         return self._length()
 
     @property
+    def is_over(self) -> bool:
+        """``True`` if no further batch comes."""
+        return self._over
+
+    @property
     def _workers(self) -> list[Any]:
         """Worker processes of this iterator, which PyTorch's iterator has. Empty: workers serve all jobs."""
         return []
@@ -111,3 +116,30 @@ class Epoch(Iterator[Any]):
         except Exception:
             # The length is unknown here: the dataset is made in workers only.
             return 1
+
+
+_END = object()
+
+
+class Repeated(Iterator[Any]):
+    """Iterates over one epoch after another, without end.
+
+    Args:
+        begin: begins an epoch. It is called for the first one at once, and for each other one when its first batch is
+            wanted.
+    """
+
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self._begin = begin
+        self._epoch = begin()
+
+    def __next__(self) -> Any:
+        batch = next(self._epoch, _END)
+        if batch is _END:
+            self._epoch = self._begin()
+            # An epoch without batches ends the iteration, which would find none for ever.
+            batch = next(self._epoch)
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._epoch, name)

@@ -12,7 +12,7 @@ import pickle
 import traceback
 from typing import Any
 
-from coprep._names import MAINS, class_at, find_in_main, path_of
+from coprep._names import MAINS, class_at, find_in_main, name_in_main, path_of
 
 _HERE = os.path.dirname(__file__)
 MOST_EXCEPTION = 1 << 20
@@ -27,9 +27,15 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> tuple[str, str] | None:
         if not isinstance(obj, type):
             return None
-        path = path_of(obj)
         if obj.__module__ in MAINS:
-            return MAINS[0], path or obj.__qualname__
+            name = name_in_main(obj)
+            if name is None:
+                raise pickle.PicklingError(
+                    f"samples are of a class {obj.__qualname__}, and another class of the main script has this name: "
+                    "give it a name of its own, at the top level of the script or of a module"
+                )
+            return MAINS[0], name
+        path = path_of(obj)
         return (obj.__module__, path) if path is not None else None
 
 

@@ -19,6 +19,7 @@ from coprep._attributes import Named, attributes_of
 from coprep._caches import HOOK
 from coprep._codes import digest_of_code, digest_of_constant
 from coprep._errors import UnsharedWarning
+from coprep._generators import generators_of
 from coprep._hashing import Hasher
 from coprep._modules import digest_of as _hash
 from coprep._modules import is_users, parts_of, sources_of
@@ -26,7 +27,7 @@ from coprep._names import main_name
 from coprep._patches import Patches
 from coprep._private import Private
 from coprep._reach import Bounds, Evaluation, Read, reach
-from coprep._reach.memory import is_followed_code, is_plain
+from coprep._reach.memory import is_followed_code, is_plain, seeded
 from coprep._switches import switches, switches_of
 from coprep._told import Described
 
@@ -74,6 +75,13 @@ class Counted:
 
     def parts(self, private: list[Private]) -> list[Part]:
         """Returns the identity of the objects in their present state."""
+        # Workers seed the generators of the dataset and its transform, and these alone.
+        roots = {"dataset": self._of_workers, **self.named}
+        roots.pop("worker_init_fn", None)
+        with seeded(generators_of(roots).values()):
+            return self._parts(private)
+
+    def _parts(self, private: list[Private]) -> list[Part]:
         try:
             known, parts = self._known, None if self._known is None else self._known.parts_now(private)
             if known is None or parts is None:

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from coprep._caches import HOOK, identified, reducer_of
 from coprep._codes import digest_of_code
 from coprep._content import COLUMNS, array_digest, column_digest, tensor_digest
+from coprep._generators import kind_of
 from coprep._memory import Mappings, address_of
 from coprep._modules import digest_of as _hash
 from coprep._names import MAINS, main_name
@@ -261,7 +262,7 @@ class Hasher:
         yield np.ndarray, self._array
         yield np.ufunc, lambda obj: self.private(obj, _OF_PYTHON) if calls_python(obj) else None
         yield PurePath, self._pure_path
-        yield (random.Random, np.random.RandomState), lambda obj: b"R" if is_seeded(obj) else None
+        yield (random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator), self._generator
         yield TypeVar, lambda obj: b"v" + self.plain((obj.__name__, obj.__bound__, obj.__constraints__))
         yield functools.cached_property, lambda obj: b"p" + self.plain((type(obj), obj.func, obj.attrname))
         yield (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO), self._file
@@ -272,9 +273,16 @@ class Hasher:
         torch: Any = sys.modules.get("torch")
         if hasattr(torch, "Tensor"):
             yield torch.Tensor, self._tensor
-            yield torch.Generator, lambda obj: b"g" + self.plain((type(obj), obj.device.type, obj.get_state()))
+            yield torch.Generator, self._torch_generator
             yield torch.UntypedStorage, self._storage
             yield torch.TypedStorage, lambda obj: b"y" + self.plain((str(obj.dtype), obj._untyped_storage))
+
+    def _generator(self, generator: Any) -> bytes | None:
+        return b"R" + _hash(kind_of(generator).encode()) if is_seeded(generator) else None
+
+    def _torch_generator(self, generator: Any) -> bytes:
+        state = None if is_seeded(generator) else generator.get_state()
+        return b"g" + self.plain((type(generator), generator.device.type, state))
 
     def note_string(self, text: str) -> None:
         # A relative path is short and has one line. An absolute one means the same in every working directory.

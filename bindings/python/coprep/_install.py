@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from coprep import _arguments as arguments
 from coprep._loader import DataLoader
 from coprep._ranks import GivenRank
-from coprep._unshared import torch_class
+from coprep._torch_interface import prefetched
+from coprep._unshared import torch_class, torch_loader
 
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
@@ -146,10 +147,23 @@ _finder = _Finder()
 class _AsPyTorch(DataLoader[Any]):
     """A loader that follows PyTorch's behaviour wherever PyTorch's loader would work without an error."""
 
-    # This hides a property of PyTorch's, whose checks have been made already.
-    multiprocessing_context: Any = None
     _notes: Any = None
     """A batch sampler that notes the ids it gives, asked for its next ids at each batch."""
+    _shown_workers: int | None = None
+    """The ``num_workers`` that is shown where the program gave none."""
+
+    @property
+    def multiprocessing_context(self) -> Any:
+        """The context of workers. PyTorch's class has it by this name in ``__dict__``, and checks other things."""
+        return self._DataLoader__multiprocessing_context
+
+    @multiprocessing_context.setter
+    def multiprocessing_context(self, context: Any) -> None:
+        if isinstance(context, str):
+            import torch.multiprocessing
+
+            context = torch.multiprocessing.get_context(context)
+        self._DataLoader__multiprocessing_context = context
 
     def _decide_order(self, shuffle: bool | None, subset: Any) -> arguments.Order | None:
         inner = _noted(self._batch_sampler)
@@ -166,23 +180,39 @@ class _AsPyTorch(DataLoader[Any]):
             # Each process has the whole dataset, since there is no DistributedSampler.
             self._given_rank = GivenRank(given.rank or 0, 1, given.group)
         # Libraries compare num_workers with a number.
-        if self._torchs is not None:
-            self.num_workers = self._torchs.num_workers
-        elif self.num_workers is None:
-            self.num_workers = len(os.sched_getaffinity(0))
+        if self._wanted_workers() is None:
+            self._shown_workers = len(os.sched_getaffinity(0)) if self._torchs is None else 0
+            self.num_workers = self._shown_workers
+            self.prefetch_factor = prefetched(self.prefetch_factor, self.num_workers)
+        self._add_attributes()
+
+    def _add_attributes(self) -> None:
+        """Adds the attributes that PyTorch's loader has in its ``__dict__``, for programs that copy a loader by it."""
+        if self._is_native or isinstance(self.dataset, str):
+            # PyTorch's samplers ask these for their length, which is not known yet.
+            return
+        loader = self._torchs
+        if loader is None:
+            loader = torch_loader(self.dataset, generator=self.generator, **self._batching(self._shuffle))
+        for name, value in vars(loader).items():
+            vars(self).setdefault(name, value)
+        self._made_samplers = {name: vars(loader)[name] for name in ("sampler", "batch_sampler")}
+
+    def _wanted_workers(self) -> int | None:
+        return None if self.num_workers == self._shown_workers else self.num_workers
 
     def _own_collate(self, collate_fn: Any) -> Any:
         import torch.utils.data as data
 
         # Libraries pass the default explicitly, copied from another loader.
-        return None if collate_fn in (data.default_collate, data.default_convert) else collate_fn
+        return None if collate_fn in (None, data.default_collate, data.default_convert) else collate_fn
 
     def _get_iterator(self) -> Iterator[Any]:
-        return iter(self)
-
-    def __iter__(self) -> Iterator[Any]:
-        iterator = super().__iter__()
+        iterator = super()._get_iterator()
         return iterator if self._notes is None else _Noting(iterator, iter(self._notes))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _new_loader, (), self.__getstate__()
 
     def state_dict(self) -> dict[str, Any]:
         # Libraries ask every loader that has this method, even one that has not begun and has no state.
@@ -221,6 +251,11 @@ class _Noting:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
+
+
+def _new_loader() -> Any:
+    """Returns a loader without attributes, which a copy of another one gets."""
+    return object.__new__(_installed_class())
 
 
 @functools.cache

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from coprep._generators import SampleSeeder
+from coprep._program import Program
 from coprep._seeding import seed_all
 from coprep._unshared import torch_loader
 
@@ -176,7 +178,10 @@ class Reader:
         self._iterator = None
         self._kept.clear()
         self._epoch, self._next, self._end = epoch, 0, None
-        seed_all(self._seed, _EPOCH, epoch)
+        # Generators of the dataset's own go on through the epoch, as they do where it is iterated alone.
+        SampleSeeder(Program(self._batches.dataset, self._batches.transform, None, True, True)).seed_all(
+            self._seed, _EPOCH, epoch
+        )
         try:
             if self._loader is None:
                 _leave_workers()

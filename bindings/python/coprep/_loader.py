@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import copy
 import json
 import os
 import sys
@@ -16,8 +18,8 @@ import numpy.typing as npt
 from coprep import _arguments as arguments
 from coprep import _coprep, _sharing, _state
 from coprep._batches import Images, InJob, Iterated, Make, Samples, framework_of, pinner, samples_errors
-from coprep._device import Gpu, ImageForm, gpu_of, shares_uploads
-from coprep._epoch import Epoch
+from coprep._device import ImageForm, gpu_of, shares_uploads
+from coprep._epoch import Epoch, Repeated
 from coprep._errors import (
     CacheWarning,
     CoprepError,
@@ -27,11 +29,12 @@ from coprep._errors import (
     UnsharedWarning,
 )
 from coprep._folds import Fold, Positions, fold_of, is_part
-from coprep._options import DeviceForm, JobOptions, ResumeFrom
+from coprep._options import JobOptions, ResumeFrom
 from coprep._orders import CannotBeShared, OwnOrder
 from coprep._ranks import GivenRank
 from coprep._servers import JobCode, reap
-from coprep._torch_interface import TorchInterface, default_collate
+from coprep._torch_interface import TorchInterface, changed, default_collate, prefetched
+from coprep._unshared import level_of_caller
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -47,6 +50,23 @@ _TIMEOUT = 600.0
 """Seconds to wait if no ``timeout`` is given."""
 _LONGEST = 1e7
 """Longest ``timeout`` in seconds (116 days). A longer one, infinity too, is cut to this."""
+_NO_FUNCTIONS = "a native pipeline makes whole batches: it takes no collate_fn, transform or batch_size=None"
+_OF_STREAM = frozenset(("dataset", "num_workers", "timeout", "worker_init_fn", "multiprocessing_context")) | {
+    "generator",
+    "persistent_workers",
+    "transform",
+}
+"""Settings that the stream knows of."""
+_OF_CONNECTION = frozenset(("_loader", "_code", "_job_code", "_identity", "_fresh_identity", "_positions")) | {
+    "_resume",
+    "_told",
+    "_last_pass",
+    "_make",
+    "_pin",
+}
+"""Attributes that a copy of a loader does not have."""
+_connected: weakref.WeakSet[DataLoader] = weakref.WeakSet()
+"""Loaders that have been connected to the coordinator."""
 _to_close: weakref.WeakSet[DataLoader] = weakref.WeakSet()
 """Loaders that are closed when this process ends: of jobs with several ranks, and with batches on a GPU."""
 
@@ -90,6 +110,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
     - An **IterableDataset** is shared in a ``cohort``, whose jobs get the batches of one iteration. Elsewhere it works
       by PyTorch's own loader, and shares nothing (:class:`UnsharedWarning`).
 
+    Attributes that PyTorch lets a program set later, such as ``collate_fn`` or ``num_workers``, count from the next
+    pass on, as ``transform`` does. A copy or pickle of a loader is not connected, and begins as this loader did.
+
     Batches lie in shared memory and were not copied. You may write to them in place, and no other job sees it. They
     stay valid as long as you hold anything of them.
 
@@ -114,16 +137,18 @@ class DataLoader(TorchInterface, Generic[T_co]):
             ``num_samples``. Any other works, but shares nothing (:class:`UnsharedWarning`); in a ``cohort``
             it is shared: all jobs get the samples of the sampler of the first job that begins an epoch.
         num_workers: worker processes of the stream, whose first job decides how many. ``None``: as many as the
-            coordinator has processors. 0: samples are made in this process, in the same order and with the same random
-            numbers, for a debugger. Without effect for a native pipeline. For an ``IterableDataset`` in a cohort:
-            PyTorch's workers, each of which iterates it; 0 or ``None``: one process iterates it for all jobs.
+            coordinator has processors; none where PyTorch's own loader makes the batches. 0: samples are made in this
+            process, in the same order and with the same random numbers, for a debugger. Without effect for a native
+            pipeline. For an ``IterableDataset`` in a cohort: PyTorch's workers, each of which iterates it; 0 or
+            ``None``: one process iterates it for all jobs.
         collate_fn: makes a batch of a list of samples, in the job.
         pin_memory: batches are copied into pinned memory, if there is an accelerator.
         drop_last: leave out the last batch if it is short.
         timeout: seconds, 0 for 600. A worker that takes longer for a sample is replaced. A job that waits longer for a
             batch (with a Python dataset: three times as long) gets a :class:`TimeoutError` that says who is awaited.
         worker_init_fn: called with its number in each worker that starts. Generators that it seeds have no effect on
-            samples, and a warning says so: each sample is seeded anew.
+            samples: each sample is seeded anew, and so are generators that the dataset and the transform hold. A
+            warning says so for the global ones.
         multiprocessing_context: the start method of workers, by default the program's, as in PyTorch: by ``"fork"``
             they are copies of the job; by ``"spawn"`` and ``"forkserver"`` a new interpreter gets the dataset as a
             pickle, and each worker loads it anew.
@@ -238,8 +263,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
         size = None if batch_size is None else arguments.integer("batch_size", batch_size, 1, sys.maxsize)
         self.batch_size = size if batch_sampler is None else None
         self.num_workers: int | None = num_workers
-        self._given_workers = num_workers
-        self.collate_fn = collate_fn if collate_fn is not None else default_collate(size)
+        self._default_collate = default_collate(size is not None) if collate_fn is None else None
+        self.collate_fn = collate_fn if collate_fn is not None else self._default_collate
         self.pin_memory = pin_memory
         self.pin_memory_device = pin_memory_device
         self.drop_last = bool(drop_last)
@@ -247,13 +272,13 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self.worker_init_fn = worker_init_fn
         self.multiprocessing_context = multiprocessing_context
         self.generator = generator
-        self.prefetch_factor = prefetch_factor
+        self.prefetch_factor = prefetched(prefetch_factor, num_workers or 0)
         self.persistent_workers = persistent_workers
         self.in_order = in_order
         self.transform = transform
         self._shuffle = bool(shuffle)
         self._sampler, self._batch_sampler = sampler, batch_sampler
-        self._collate = self._own_collate(collate_fn)
+        self._made_samplers: dict[str, Any] = {}
         self._batched = size is not None
         self._with_index = with_index
         self._framework = framework_of(framework)
@@ -263,30 +288,29 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self._cohort = arguments.cohort(cohort, cohort_size)
         self._names_cohort = cohort is not None
         self._is_native = isinstance(dataset, _coprep.Pipeline)
+        self._take_settings()
         if not self._is_native:
             arguments.check_dataset(dataset)
             arguments.warn_of_many_workers(num_workers)
-        elif collate_fn is not None or transform is not None or size is None:
-            raise TypeError(
-                "a native pipeline makes whole batches: it takes no collate_fn, transform or batch_size=None"
-            )
+        elif size is None:
+            raise TypeError(_NO_FUNCTIONS)
         self._gpu = gpu_of(device, self._framework)
-        form = ImageForm(dtype, memory_format, dataset if self._is_native else None, self._framework)
-        self._limit = min(float(timeout) or _TIMEOUT, _LONGEST)
+        self._form = ImageForm(dtype, memory_format, dataset if self._is_native else None, self._framework)
+        self._device_form = self._form.on_device(shares_uploads(uploads))
         arguments.check_rank(rank, world_size)
         self._given_rank = GivenRank(rank, world_size, group)
         shared_order = self._decide_order(shuffle, subset)
+        self._seed = None if seed is None else arguments.integer("seed", seed, 0, 2**64 - 1)
         self._options = JobOptions(
             name=name or _name_of_script(),
             socket=socket,
-            # Two workers in a row may each spend the limit on a sample before its failure is reported.
-            timeout=self._limit if self._is_native else 3 * self._limit,
+            timeout=self._job_timeout,
             batch_size=size or 1,
             shuffle=self._shuffle,
             shuffle_window=arguments.shuffle_window(shuffle_window, self._is_native),
             draws=None,
             relaxed=order == "relaxed",
-            seed=arguments.seed_of(generator) if seed is None else arguments.integer("seed", seed, 0, 2**64 - 1),
+            seed=arguments.seed_of(generator) if seed is None else self._seed,
             drop_last=self.drop_last,
             skip_errors=on_error == "skip",
             subset=None,
@@ -304,32 +328,127 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self._apply_unshared_order()
         if subset is not None:
             self._set_subset(subset)
-        self._code: Any = None
-        self._job_code: JobCode | None = None
-        self._identity: Any = None
-        self._fresh_identity: Any = None
-        self._positions = Positions()
-        self._make: Make = self._choose_maker(on_error == "skip", form)
-        if self._gpu is not None:
-            self._apply_gpu(self._gpu, form.on_device(shares_uploads(uploads)))
-        # Batches that go to a GPU are pinned on their way, if they have to be.
-        self._pin = pinner(pin_memory and self._gpu is None, pin_memory_device)
-        self._loader: _coprep.Loader | None = None
-        self._resume: ResumeFrom | None = None
-        self._resumes_order = False
-        self._closed = False
-        self._told: set[str] = set()
+        self._order_seed = None if shared_order is None else shared_order.seed
+        self._disconnect()
+        self._build()
         self._finish_init()
-        self._iteration = 0
+        self._settings = self._settings_now()
+        self.__initialized = True
 
     # Interpreting the arguments.
 
     def _finish_init(self) -> None:
         """Lets a class that derives from this one finish a loader."""
 
+    def _wanted_workers(self) -> int | None:
+        """Returns the number of workers that the program has set. A derived class may show another one."""
+        return self.num_workers
+
     def _own_collate(self, collate_fn: Any) -> Any:
         """Returns the user's ``collate_fn``, or ``None`` for the default. A derived class may know better."""
-        return collate_fn
+        return None if collate_fn is self._default_collate else collate_fn
+
+    def _take_settings(self) -> None:
+        """Takes over what is set on this loader at present.
+
+        Raises:
+            ValueError, TypeError: something cannot be used. Then nothing is taken over.
+        """
+        workers = self._wanted_workers()
+        # Settings for workers do no harm without them, as in PyTorch: a program may set `num_workers` to 0 alone.
+        context = self.multiprocessing_context if workers != 0 else None
+        arguments.check_workers(workers, self.timeout, None, False, context)
+        functions = {"collate_fn": self.collate_fn, "worker_init_fn": self.worker_init_fn, "transform": self.transform}
+        arguments.functions(**functions)
+        collate = self._own_collate(self.collate_fn)
+        if self._is_native and (collate is not None or self.transform is not None):
+            raise TypeError(_NO_FUNCTIONS)
+        self._workers, self._collate = workers, collate
+        self._limit = min(float(self.timeout) or _TIMEOUT, _LONGEST)
+
+    @property
+    def _job_timeout(self) -> float:
+        """Seconds that this job waits for a batch."""
+        # Two workers in a row may each spend the limit on a sample before its failure is reported.
+        return self._limit if self._is_native else 3 * self._limit
+
+    def _follow_settings(self) -> bool:
+        """Lets what the program has set on this loader since its last pass count from the next one on.
+
+        Returns:
+            ``True`` if the loader has to leave its stream for that.
+        """
+        now = self._settings_now()
+        names = changed(self._settings, now)
+        if not names:
+            return False
+        was_default = self._collate is None
+        self._take_settings()
+        seed = self._options.seed
+        # Only another generator counts. Samples that are made in this process seed the global one.
+        if "generator" in names and self._seed is None:
+            found = arguments.seed_of(self.generator)
+            seed = self._order_seed if found is None else found
+        self._options = self._options._replace(seed=seed, timeout=self._job_timeout)
+        self._settings = now
+        if self._replaced is not None and not self._repeats and self._private is None:
+            self._share_nothing(f"its samples come in the order of {type(self._replaced).__qualname__}")
+        self._set_torchs()
+        self._build()
+        return bool(names & _OF_STREAM) or was_default != (self._collate is None) or self._iterated is not None
+
+    def _share_nothing(self, why: str) -> None:
+        """Lets PyTorch's own loader make the batches from now on."""
+        self._private = self._unshared(why)
+        self._finish_init()
+        self._settings = self._settings_now()
+
+    def _disconnect(self) -> None:
+        """Sets the attributes of a loader that has not been used."""
+        self._loader: _coprep.Loader | None = None
+        self._code: Any = None
+        self._job_code: JobCode | None = None
+        self._identity: Any = None
+        self._fresh_identity: Any = None
+        self._positions = Positions()
+        self._resume: ResumeFrom | None = None
+        self._resumes_order = False
+        self._is_resuming = False
+        """``True`` if a state was loaded, and no pass has begun since."""
+        self._closed = False
+        self._told: set[str] = set()
+        self._iteration = 0
+        self._last_pass: Callable[[], Epoch | None] = _no_pass
+        self._process = 0
+        """Id of the process that the loader is connected in."""
+
+    def _build(self) -> None:
+        """Makes the functions that make batches, and the code that workers run, by the present settings."""
+        self._make: Make = self._choose_maker()
+        gpu = self._gpu
+        if gpu is not None:
+            # Arrays of the coordinator are copied to the GPU natively. Batches that Python makes are moved later.
+            is_native = self._is_native or (type(self._make) is Samples and not self._make.whole)
+            self._options = self._options._replace(device=self._device_form if is_native else None)
+            if not is_native:
+                gpu.check_movable("collate_fn, batch_size=None, num_workers=0 and datasets without ids")
+        # Batches that go to a GPU are pinned on their way, if they have to be.
+        self._pin = pinner(self.pin_memory and gpu is None, self.pin_memory_device)
+
+    # Copies, which are not connected and begin as this loader did when it was made.
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in vars(self).items() if name not in _OF_CONNECTION}
+        for name in ("_private", "_iterated"):
+            if state[name] is not None:
+                state[name] = copy.copy(state[name])
+                state[name]._iterator = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._disconnect()
+        self._build()
 
     def _decide_order(self, shuffle: bool | None, subset: Any) -> arguments.Order | None:
         """Decides how jobs share the samples. Sets the attributes of an order that needs a cohort, or of unshared ones.
@@ -375,9 +494,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
             self.worker_init_fn,
             batch_size=self.batch_size,
             drop_last=self.drop_last,
-            workers=self._given_workers or 0,
+            workers=self._workers or 0,
             persistent_workers=self.persistent_workers,
-            prefetch_factor=self.prefetch_factor,
+            prefetch_factor=self.prefetch_factor if self._workers else None,
         )
 
     def _join_as_one_job(self) -> None:
@@ -405,13 +524,6 @@ class DataLoader(TorchInterface, Generic[T_co]):
             self._options = _sharing.of_iteration(self._options)
             self._join_as_one_job()
 
-    def _apply_gpu(self, gpu: Gpu, device: DeviceForm) -> None:
-        """Lets arrays of the coordinator be copied to the GPU natively. Batches that Python makes are moved later."""
-        if self._is_native or (type(self._make) is Samples and not self._make.whole):
-            self._options = self._options._replace(device=device)
-        else:
-            gpu.check_movable("collate_fn, batch_size=None, num_workers=0 and datasets without ids")
-
     def _set_subset(self, given: Any) -> None:
         subset = arguments.subset(given, self._known_length)
         self._options = self._options._replace(subset=subset.ids, mask_samples=subset.mask)
@@ -420,10 +532,10 @@ class DataLoader(TorchInterface, Generic[T_co]):
         """Returns the number of samples of the dataset, or ``None`` if only the coordinator knows it."""
         return None if self._is_native or isinstance(self.dataset, str) else len(self.dataset)
 
-    def _choose_maker(self, skip_errors: bool, form: ImageForm) -> Make:
+    def _choose_maker(self) -> Make:
         """Returns the function that makes batches of the coordinator's arrays. Sets the code that workers run."""
         if self._is_native:
-            return Images(self._framework, self._with_index, form, self._gpu)
+            return Images(self._framework, self._with_index, self._form, self._gpu)
         from coprep._usercode import UserCode
 
         if self._iterated is not None:
@@ -445,12 +557,12 @@ class DataLoader(TorchInterface, Generic[T_co]):
         if not self._is_in_job:
             return samples
         uses = self._options.reuse or (0 if self._options.cache == "prepared" else None)
-        return InJob(self._code, samples, skip_errors, uses)
+        return InJob(self._code, samples, self._options.skip_errors, uses)
 
     @property
     def _is_in_job(self) -> bool:
         """Returns whether samples are made in this process."""
-        return self._given_workers == 0 and not self._is_native and self._iterated is None
+        return self._workers == 0 and not self._is_native and self._iterated is None
 
     # The connection.
 
@@ -470,6 +582,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         return self._loader
 
     def _connect(self) -> _coprep.Loader:
+        self._follow_settings()
         rank_id = self._given_rank.resolve()
         mask = self._options.mask_samples
         if mask is not None:
@@ -513,6 +626,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
         # The thread that copies to a GPU must not call the driver while the process ends.
         if rank_id.world_size > 1 or options.device is not None:
             _leave_when_process_ends(self)
+        self._process = os.getpid()
+        _connected.add(self)
         return _coprep.Loader(
             pipeline,
             options,
@@ -527,10 +642,10 @@ class DataLoader(TorchInterface, Generic[T_co]):
             samples,
             self.multiprocessing_context,
             # One process iterates the dataset for all jobs. PyTorch's workers are started by that process.
-            workers=1 if self._iterated is not None else self._given_workers or 0,
+            workers=1 if self._iterated is not None else self._workers or 0,
             sample_timeout=self._limit,
             # A process that iterates the dataset by itself keeps it from epoch to epoch, as this process would.
-            is_persistent=self.persistent_workers or (self._iterated is not None and not self._given_workers),
+            is_persistent=self.persistent_workers or (self._iterated is not None and not self._workers),
             has_shadows=self._has_shadows(),
             is_current=self._is_current,
             positions=self._positions,
@@ -583,16 +698,25 @@ class DataLoader(TorchInterface, Generic[T_co]):
         if self._job_code is not None:
             self._job_code.was_just_compared = False
 
-    def _follow_dataset(self) -> None:
+    def _follow_dataset(self, leaves: bool) -> None:
         """Leaves the stream if the dataset has changed since the last epoch, so that the next epoch sees the changes.
 
         PyTorch's workers see such changes too, since PyTorch starts them for each epoch.
+
+        Args:
+            leaves: whether the loader has to leave the stream in any case.
         """
         self._fresh_identity = None
-        if self._code is None or self._loader is None or self.persistent_workers or self._identity is None:
+        if self._loader is None:
+            return
+        if self._code is None or self._identity is None:
+            if leaves:
+                self._begin_anew(None)
+            return
+        if self.persistent_workers and not leaves:
             return
         identity = self._code.identity()
-        if not identity.equals(self._identity):
+        if leaves or not identity.equals(self._identity):
             self._begin_anew(None if self._iterated is not None else identity.samples)
             if self._own_order is None:
                 # No code of the user's runs before the loader attaches. A sampler of the user's own would.
@@ -627,7 +751,10 @@ class DataLoader(TorchInterface, Generic[T_co]):
         attached = self._loader.attached()
         if samples is None:
             samples = int(attached["dataset_samples"])
-        self._resume = ResumeFrom(epoch, _state.EMPTY_SET, attached["seed"], samples, None)
+        # A state that was loaded still says where the next pass begins.
+        if not (self._is_resuming and self._resume is not None and self._resume.samples == samples):
+            seed = attached["seed"] if self._options.seed is None else self._options.seed
+            self._resume = ResumeFrom(epoch, _state.EMPTY_SET, seed, samples, None)
         self._loader.close()
         self._loader = None
 
@@ -638,15 +765,25 @@ class DataLoader(TorchInterface, Generic[T_co]):
 
         Leaving an epoch early (``break``) gives up its rest; the next pass is a whole epoch.
         """
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Iterator[Any]:
+        """Begins a pass. Classes with an ``__iter__`` of their own call it by this name, which PyTorch's loader has."""
+        leaves = self._follow_settings()
         if self._private is not None:
             return self._unshared_batches()
+        if self._repeats:
+            return Repeated(lambda: self._begin_epoch(leaves=False))
+        return self._begin_epoch(leaves)
+
+    def _begin_epoch(self, leaves: bool) -> Iterator[Any]:
         if not self._is_native and not isinstance(self.dataset, str):
             # A sampler of the user's own has to be iterated before its number of samples is known.
-            sized = self if self._own_order is None else self.dataset
+            length = self._length if self._own_order is None else self.dataset.__len__
             # A stream takes the layout of its buffers from a sample, and this dataset has none.
-            if self._iterated is None and len(sized) == 0:
+            if self._iterated is None and length() == 0:
                 return iter(())
-        self._follow_dataset()
+        self._follow_dataset(leaves)
         self._follow_weights()
         failed = None
         try:
@@ -655,7 +792,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             if self._loader is not None:
                 raise
             # The other members of the cohort come to the same decision about their samplers.
-            self._private = self._unshared(str(error))
+            self._share_nothing(str(error))
             return self._unshared_batches()
         reap()
         try:
@@ -663,23 +800,26 @@ class DataLoader(TorchInterface, Generic[T_co]):
         except SampleError as error:
             # As with PyTorch, the error of a sample is raised when its batch is asked for, and not here.
             failed = error
+        self._is_resuming = False
         self._settle()
         self._iteration += 1
         if failed is None:
             # A failed start leaves no stream that could be asked.
             self._warn_of_stream()
         number = self._iteration
-        return Epoch(
+        epoch = Epoch(
             self._native,
             self._make,
             self._pin,
             None if self._options.device is None or self._gpu is None else self._gpu.stream,
-            length=self.__len__,
+            length=self._length,
             is_current=lambda: self._iteration == number,
             move=self._move,
             failed=failed,
             positions=self._positions,
         )
+        self._last_pass = weakref.ref(epoch)
+        return epoch
 
     def _unshared_batches(self) -> Iterator[Any]:
         """Returns an iterator over the batches of PyTorch's own loader, on the GPU if they are to be there."""
@@ -713,10 +853,14 @@ class DataLoader(TorchInterface, Generic[T_co]):
             for text in texts:
                 if text not in self._told:
                     self._told.add(text)
-                    warnings.warn(text, category, stacklevel=3)
+                    warnings.warn(text, category, stacklevel=level_of_caller())
 
     def __len__(self) -> int:
         """Returns the number of batches of this rank in an epoch."""
+        return self._length()
+
+    def _length(self) -> int:
+        # A class with a length of its own may not be able to tell it before it is made.
         if self._torchs is not None:
             return len(self._torchs)
         if self._own_order is not None:
@@ -777,6 +921,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
             ValueError: the state is of another version, of another seed than this loader was given, or of other draws.
         """
         resume = self._resume_from(state)
+        for other in _connected - {self}:
+            other._leave_if_ended()
         before, resumed_before = self._loader, self._resume
         self._resume = resume
         try:
@@ -790,8 +936,22 @@ class DataLoader(TorchInterface, Generic[T_co]):
             # The old one is closed only now, because it stays in use if the new one cannot be made.
             before.close()
         self._resumes_order = resume.order is not None
+        self._is_resuming = True
         # Passes that began before must end, since they would give samples from the new position on.
         self._iteration += 1
+
+    def _leave_if_ended(self) -> None:
+        """Leaves the stream if no pass is under way. The next one joins it again, and goes on where this one was.
+
+        A loader that has ended is no job to share with: the order of another one does not depend on it. Ranks and
+        members of a cohort stay, since the others wait for them.
+        """
+        is_alone = self._given_rank.world_size in (None, 1) and self._cohort is None
+        last = self._last_pass()
+        if is_alone and not self._closed and self._process == os.getpid() and (last is None or last.is_over):
+            # It may have lost its coordinator, which it finds out when it is used.
+            with contextlib.suppress(CoprepError):
+                self._begin_anew(None)
 
     def stats(self, slow: int = 0) -> dict[str, Any]:
         """Returns counts since the loader was made.
@@ -864,6 +1024,10 @@ class DataLoader(TorchInterface, Generic[T_co]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _no_pass() -> None:
+    """Returns nothing, as a reference to a pass does that is gone."""
 
 
 def _folds_of(options: JobOptions, *, has_own_order: bool) -> Callable[[Any], Fold | None]:

@@ -5,11 +5,13 @@ A worker receives the classes of the main script by value and cannot import them
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import operator
 import pickle
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 MAINS = ("__main__", "__mp_main__")
@@ -21,7 +23,8 @@ def path_of(cls: type) -> str | None:
     """Returns the path of a class within its module, if it differs from the class's name.
 
     Pickle finds a class by its name. A named tuple that is made in the body of a class, or assigned to a name other
-    than its own, lies elsewhere. Returns ``None`` if the name is right, or if the class is not found.
+    than its own, lies elsewhere. So does one that a class of its name derives from. Returns ``None`` if the name is
+    right, or if the class is not found.
     """
     module: Any = sys.modules.get(cls.__module__)
     if member_at(module, cls.__qualname__) is cls:
@@ -30,7 +33,15 @@ def path_of(cls: type) -> str | None:
     for owner in _classes(members):
         if owner.__module__ == cls.__module__ and "<locals>" not in owner.__qualname__:
             members |= {f"{owner.__qualname__}.{name}": value for name, value in vars(owner).items()}
-    return next((path for path, value in members.items() if value is cls), None)
+    return next((path for path, value in (*members.items(), *_bases(members)) if value is cls), None)
+
+
+def _bases(members: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Returns the bases of classes with their paths. Others may have their names."""
+    for path, value in members.items():
+        while isinstance(value, type) and value.__base__ is not None:
+            path, value = f"{path}.__base__", value.__base__
+            yield path, value
 
 
 def _classes(members: dict[str, Any]) -> list[Any]:
@@ -73,6 +84,16 @@ def find_in_main(qualified_name: str) -> Any:
         if found is not None:
             return found
     raise pickle.UnpicklingError(f"{qualified_name} is not defined in the main script: move it to a module")
+
+
+@functools.lru_cache(maxsize=256)
+def name_in_main(cls: type) -> str | None:
+    """Returns the name of a class of the main script in another process, or ``None`` if it is that of another class."""
+    name = path_of(cls) or cls.__qualname__
+    with contextlib.suppress(pickle.UnpicklingError):
+        return name if find_in_main(name) is cls else None
+    # Another process may have it.
+    return name
 
 
 def main_name(module: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 from collections.abc import Iterable, Iterator
@@ -105,3 +106,19 @@ def own_order(sampler: Any, batch_sampler: Any) -> OwnOrder | str:
             "cohort shares batches of equal size only"
         )
     return OwnOrder(batch_sampler, operator.index(size))
+
+
+def repeats(sampler: Any, inner: Any) -> bool:
+    """Returns whether a sampler gives what another one gives, again and again without end.
+
+    Classes of timm, Ultralytics and others replace a loader's sampler by such a one, so that its workers stay.
+    """
+    try:
+        names = [name for name, value in vars(sampler).items() if value is inner]
+        marks = [object(), object()]
+        probe = copy.copy(sampler)
+        vars(probe).update(dict.fromkeys(names, marks))
+        return bool(names) and list(itertools.islice(probe, 5)) == [*marks, *marks, marks[0]]
+    except Exception:
+        # It is any object of the user's, and one that does something else with the marks may raise anything.
+        return False

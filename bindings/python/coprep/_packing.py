@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-from coprep._names import MAINS, class_at, path_of
+from coprep._names import MAINS, class_at, name_in_main, path_of
 
 # The header: magic, number of buffers, bytes of the whole, bytes of the pickle. Then come the bytes of each buffer.
 _HEADER = struct.Struct("<4sIQQ")
@@ -168,8 +168,8 @@ def _by_value_pickler() -> tuple[Any, Any]:
 
     class ForJobs(ByValue):
         def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, type) and obj.__module__ in MAINS and "<locals>" not in obj.__qualname__:
-                return _class_of_main, (path_of(obj) or obj.__qualname__, class_by_value(obj))
+            if isinstance(obj, type) and obj.__module__ in MAINS and (name := name_in_main(obj)) is not None:
+                return _class_of_main, (name, class_by_value(obj))
             return super().reducer_override(obj)
 
     return ByValue, ForJobs

@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from coprep._seeding import seed_all
-
 
 class Program(NamedTuple):
     """The user's code that workers run."""
@@ -31,8 +29,12 @@ class Program(NamedTuple):
             return lambda sample: at_once([index(sample)])[0]
         return one if index is int else lambda sample: one(index(sample))
 
-    def sample(self, seed: int, sample: int, visit: int) -> Any:
-        """Returns a sample, made by the random numbers of a stream of this seed."""
+    def sample(self, seed: int, sample: int, visit: int, seed_all: Callable[[int, int, int], None]) -> Any:
+        """Returns a sample, made by the random numbers of a stream of this seed.
+
+        Args:
+            seed_all: seeds the generators for a sample.
+        """
         if self.transform is None:
             seed_all(seed, sample, visit)
             return self.fetch()(sample)

@@ -37,16 +37,21 @@ def torch_loader(*args: Any, **options: Any) -> Any:
     return loader
 
 
-def warn_unshared(why: str) -> None:
-    """Warns that a loader shares nothing. The warning points at the line, outside of this package, that made it."""
-    level, frame = 2, sys._getframe(1)
+def level_of_caller() -> int:
+    """Returns the ``stacklevel`` for a warning by the caller that points at the first line outside of this package."""
+    level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         level, frame = level + 1, frame.f_back
+    return level
+
+
+def warn_unshared(why: str) -> None:
+    """Warns that a loader shares nothing."""
     warnings.warn(
         f"this loader shares nothing with other jobs: {why}. Samples are made by PyTorch's own loader; "
         "seed, cache, cohort and on_error are without effect",
         UnsharedWarning,
-        stacklevel=level,
+        stacklevel=level_of_caller(),
     )
 
 

@@ -22,12 +22,13 @@ import numpy.typing as npt
 
 from coprep import _exchange
 from coprep._coprep import SampleTask, WorkerLink, keep_freed_memory
+from coprep._generators import SampleSeeder
 from coprep._iterables import Batches, EpochEnds, Reader
 from coprep._output import detach
 from coprep._packing import Packed, pack, unpack
 from coprep._processes import end_with_parent, flush, is_hung_up, leave_parent
 from coprep._program import Program
-from coprep._seeding import INT64, SeedWatch, seed_all, seed_by
+from coprep._seeding import INT64, SeedWatch, seed_by
 from coprep._structure import Structure
 
 _NO_SEED = 0x2545F4914F6CDD1D
@@ -127,6 +128,7 @@ class _Worker:
         self._fetch, self._transform = program.fetch(), program.transform
         seed = start.seed if layout is None else layout.seed
         self._seed = 0 if seed is None else seed
+        self._seeder = SampleSeeder(program)
         # The one worker of an iterable dataset iterates it for all jobs.
         self._reader = Reader(program.dataset, self._seed) if isinstance(program.dataset, Batches) else None
         self._scratch = [_Scratch(descriptor) for descriptor in start.scratch]
@@ -174,7 +176,7 @@ class _Worker:
                 value = self._reader.batch(task.visit, sample)
                 link.note_made()
             elif self._transform is None:
-                seed_by(task.key)
+                self._seeder.seed_by(task.key)
                 value = self._fetch(sample)
                 link.note_made()
             else:
@@ -183,13 +185,13 @@ class _Worker:
                     value = unpack(scratch.view(task.cached_at, task.cached_size))
                 else:
                     # The cached value must not depend on who asked first, so the stream's seed is not used here.
-                    seed_all(0, sample, 0)
+                    self._seeder.seed_all(0, sample, 0)
                     value = self._fetch(sample)
                     if task.keep and scratch is not None:
                         kept = scratch.keep(pack(value))
                 link.note_made()
                 stage = "transform"
-                seed_by(task.key)
+                self._seeder.seed_by(task.key)
                 value = self._transform(value)
             slot = self._wait_for_slot() if task.slot is None else task.slot
             packed = self._structure.write(value, self._views, slot)
@@ -261,7 +263,7 @@ class _Worker:
             try:
                 if self._broken is not None:
                     raise self._broken
-                seed_all(self._seed, sample, 0)
+                self._seeder.seed_all(self._seed, sample, 0)
                 value = self._fetch(sample)
                 if split:
                     sizes.append(pack(value).size)
@@ -303,7 +305,7 @@ class _Worker:
         for _ in range(times):
             private: list[Any] = []
             try:
-                value = self._program.sample(self._seed, sample, 0)
+                value = self._program.sample(self._seed, sample, 0, self._seeder.seed_all)
                 found.add(Hasher(private).named("sample", _without_order(value)).hex())
             except Exception:
                 return None
@@ -334,9 +336,12 @@ def _describe(value: Any, whole: bool, lost_seeds: list[str]) -> tuple[dict[str,
     structure.lost_seeds = lost_seeds
     views = [np.empty((1, 1, *field.shape), field.storage) for field in structure.fields]
     packed = structure.write(value, views, (0, 0))
+    travels = _exchange.dumps(structure)
+    # Other workers and jobs load it too. If they could not, the error would tell neither the sample nor its class.
+    _exchange.loads(travels)
     description = {
         "fields": [(field.name, field.dtype, field.shape) for field in structure.fields],
-        "structure": _exchange.dumps(structure).hex(),
+        "structure": travels.hex(),
     }
     return description, 0 if packed is None else packed.size
 

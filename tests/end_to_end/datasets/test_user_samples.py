@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import coprep
 import numpy as np
 import pytest
@@ -10,6 +18,7 @@ from batches import ids
 from coordinators import stream
 from jobs import Start, go, seen
 from user_jobs import HERE, NUMPY, TRAIN
+from waiting import WAIT
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 N = 48
@@ -64,6 +73,82 @@ def test_samples_of_text_pictures_and_records() -> None:
             ((batch, _),) = loader
             assert type(batch) is kind
             assert batch.values.tolist() == [[i] * 3 for i in range(5)] and batch.label.tolist() == list(range(5))
+
+
+CLASSES_OF_ONE_NAME = """
+import json, sys
+from collections import namedtuple
+from typing import NamedTuple
+import coprep
+
+class Sample(namedtuple("Sample", ["x", "y"])):
+    def total(self): return self.x + self.y
+class Outer:
+    class Sample(namedtuple("Sample", ["x", "y"])): pass
+def made():
+    class Sample(namedtuple("Sample", ["x", "y"])): pass
+    return Sample
+Local, Other = made(), made()
+class Redefined(NamedTuple):
+    x: int
+    y: int
+Before = Redefined
+class Redefined(NamedTuple):
+    x: int
+    y: int
+KINDS = {
+    "derived": [Sample],
+    "its base": [Sample.__base__],
+    "both": [Sample, Sample.__base__],
+    "in a class": [Outer.Sample, Sample],
+    "of a function": [Local, Other, Sample],
+    "defined twice": [Before, Redefined],
+}
+class Data:
+    def __init__(self, kind): self.kind = kind
+    def __len__(self): return 4
+    def __getitem__(self, i): return tuple(cls(i, 2 * i) for cls in KINDS[self.kind])
+
+if __name__ == "__main__":
+    for method in sys.argv[1:]:
+        found = {}
+        for kind, classes in KINDS.items():
+            for collate in (None, list):
+                options = {"num_workers": 1, "multiprocessing_context": method}
+                with coprep.DataLoader(Data(kind), 2, collate_fn=collate, framework="numpy", **options) as loader:
+                    batch = next(iter(loader))
+                sample = batch if collate is None else batch[1]
+                found[kind] = found.get(kind, True) and [type(part) for part in sample] == classes
+        print(json.dumps(found), flush=True)
+"""
+
+
+def test_classes_of_one_name_stay_apart(tmp_path: Path) -> None:
+    """Which class a sample has does not depend on its name, whichever job's workers have made it."""
+    script = tmp_path / "script.py"
+    script.write_text(CLASSES_OF_ONE_NAME)
+    command = [sys.executable, str(script), "fork", "spawn"]
+    jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for job in jobs:
+        output, _ = job.communicate(timeout=WAIT)
+        for line in output.splitlines():
+            found = json.loads(line)
+            assert found and all(found.values()), found
+        assert job.returncode == 0
+
+
+class Within(ud.Numbers):
+    """A dataset that makes the class of each sample anew."""
+
+    def __getitem__(self, i: int) -> Any:
+        cls = collections.namedtuple("Made", "x")  # noqa: PYI024
+        cls.__module__ = "__main__"
+        return cls(i)
+
+
+def test_a_class_that_is_made_for_each_sample_is_named() -> None:
+    with coprep.DataLoader(Within(8), 4, **NUMPY) as loader, pytest.raises(pickle.UnpicklingError, match="Made"):
+        list(loader)
 
 
 def test_skipped_samples_are_counted() -> None:

@@ -122,6 +122,36 @@ def test_a_resumed_job_continues_with_the_same_batches() -> None:
     assert parts == whole
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("older", ["to its end", "left early", "looked at", "closed"])
+def test_an_older_loader_that_has_ended_does_not_change_the_order(older: str, workers: int) -> None:
+    options: dict[str, Any] = {**NUMPY, "batch_size": 5, "shuffle": True, "seed": 9, "num_workers": workers}
+    first = coprep.DataLoader(ud.Noisy(N), **options)
+    epoch = iter(first)
+    begun = [content(next(epoch)) for _ in range(4)]
+    state = first.state_dict()
+    rest = [content(batch) for batch in epoch]
+    expected = [content(batch) for batch in first]
+    others = [first]
+    if older == "left early":
+        next(iter(first))
+    if older == "looked at":
+        others.append(coprep.DataLoader(ud.Noisy(N), **options))
+        assert others[1].seed == 9
+    if older == "closed":
+        first.close()
+    second = coprep.DataLoader(ud.Noisy(N), **options)
+    second.load_state_dict(state)
+    assert [content(batch) for batch in second] == rest
+    assert [content(batch) for batch in second] == expected
+    assert len(begun) + len(rest) == len(second)
+    if older == "to its end":
+        # The older one goes on where it was.
+        assert first.epoch == 2 and len(list(first)) == len(second)
+    for loader in (*others, second):
+        loader.close()
+
+
 def ranks(start: Start, state: Path, steps: int, count: int, group: str) -> list[tuple[int, list[int]]]:
     """Returns the steps and ids of each rank."""
     options = [{"rank": rank, "world_size": count, "group": group} for rank in range(count)]

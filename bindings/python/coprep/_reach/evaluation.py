@@ -201,7 +201,10 @@ class Evaluation:
         if kind in SCALARS:
             self.count(path, "value", obj, again)
             return UNKNOWN
-        if issubclass(kind, IGNORED) or memory.is_seeded(obj):
+        if issubclass(kind, IGNORED) or memory.is_global_generator(obj):
+            return UNKNOWN
+        if memory.is_seeded(obj):
+            self.count(path, "type", obj, again, first=path)
             return UNKNOWN
         if issubclass(kind, types.ModuleType):
             self.note(obj.__name__)

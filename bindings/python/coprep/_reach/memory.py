@@ -33,7 +33,9 @@ CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, t
 IGNORED = (logging.Logger, logging.Handler, type(threading.Lock()), type(threading.RLock()))
 """Types of objects on which samples do not depend."""
 _SEEDED = {id(random._inst), id(np.random.mtrand._rand)}
-"""The generators that are seeded for each sample, by their id."""
+"""The global generators, which are seeded for each sample, by their id."""
+_own: contextvars.ContextVar[dict[int, Any]] = contextvars.ContextVar("coprep_own_generators", default={})  # noqa: B039
+"""Further generators that are seeded for each sample, by their id."""
 _CONFIGURATIONS = frozenset(("omegaconf", "yacs", "easydict", "ml_collections", "addict", "mmengine", "munch", "box"))
 """Libraries of configurations, whose objects are read member by member by their own code."""
 _MAPPINGS = ("DictConfig", "ConfigDict")
@@ -216,7 +218,22 @@ def method_of(cls: type | None, name: str) -> types.FunctionType | None:
 
 def is_seeded(obj: Any) -> bool:
     """Returns whether an object is a generator that is seeded for each sample, so that its state does not count."""
+    return id(obj) in _SEEDED or id(obj) in _own.get()
+
+
+def is_global_generator(obj: Any) -> bool:
+    """Returns whether an object is a generator that every program has."""
     return id(obj) in _SEEDED
+
+
+@contextlib.contextmanager
+def seeded(generators: Iterable[Any]) -> Iterator[None]:
+    """Lets further generators count as seeded within the block."""
+    token = _own.set({id(generator): generator for generator in generators})
+    try:
+        yield
+    finally:
+        _own.reset(token)
 
 
 def subclasses(cls: type) -> list[str]:
