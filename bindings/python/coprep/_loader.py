@@ -195,8 +195,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
             the coordinator's budget.
         cache_policy: ``"no-eviction"``, or ``"lru"`` as a baseline.
         reuse: for a Python dataset: number of uses of a prepared sample, random parts and all, before it is made anew.
-        check_files: compare each cached sample with its file, by size, times and inode, once before this job is given it,
-            and make it anew if the file has changed. ``False`` saves a look at each file where files never change.
+        check_files: compare each cached sample with its file, by size, times and inode, once before this job is given
+            it, and make it anew if the file has changed. ``False`` saves a look at each file where files never change.
         with_index: batches are ``(images, labels, ids)``; of a Python dataset ``(batch, ids)``.
         name: name of the job in ``coprep status``.
         socket: path of the coordinator's socket; by default ``COPREP_SOCKET``, else in the user's runtime directory.
