@@ -1,10 +1,60 @@
 //! Ascending order: finds a job's next ids, and the points where such jobs meet.
+//!
+//! A job of `W` ranks deals its ids out as PyTorch's `DistributedSampler` does without shuffling: rank `r` is given the
+//! positions `r`, `r + W`, `r + 2 W`, ... of the job's set, so that results that are gathered from the ranks and
+//! interleaved are in order.
+
+use std::collections::VecDeque;
+
+use roaring::RoaringBitmap;
 
 use crate::need::Need;
+use crate::rank_batcher::RankSlice;
 
 /// Returns the next `count` ids of a job with this need, or all if there are fewer.
 pub(crate) fn next_ids(need: &Need, count: u64) -> Vec<u32> {
     need.ids().iter().take(count as usize).collect()
+}
+
+/// Returns the next ids of a job of several ranks, slice by slice, as `slices` divides them among `ranks` ranks.
+///
+/// A rank is given ids at the positions of others in `set` only when its own have run out. That happens if samples have
+/// left the need because they could not be read.
+pub(crate) fn dealt_ids(
+    need: &Need,
+    set: &RoaringBitmap,
+    ranks: u32,
+    slices: &[RankSlice],
+) -> Vec<u32> {
+    let Some(first) = need.ids().min() else {
+        return Vec::new();
+    };
+    let position = set.rank(first) - 1;
+    // All ids of the set are looked at, since those that are not needed take up positions too.
+    let mut coming = set
+        .range(first..)
+        .zip(position..)
+        .filter(|(id, _)| need.ids().contains(*id));
+    let mut found = vec![VecDeque::new(); ranks as usize];
+    let mut dealt = Vec::new();
+    for slice in slices {
+        for _ in 0..slice.len {
+            let rank = slice.rank as usize;
+            while found[rank].is_empty()
+                && let Some((id, position)) = coming.next()
+            {
+                found[(position % u64::from(ranks)) as usize].push_back(id);
+            }
+            let own = found[rank].pop_front();
+            dealt.extend(own.or_else(|| take_smallest(&mut found)));
+        }
+    }
+    dealt
+}
+
+fn take_smallest(found: &mut [VecDeque<u32>]) -> Option<u32> {
+    let next = found.iter_mut().filter(|ids| !ids.is_empty());
+    next.min_by_key(|ids| ids[0])?.pop_front()
 }
 
 /// Returns `true` if `ids` are the next ids of a job with this need.
@@ -28,6 +78,7 @@ pub(crate) fn meeting_point(need: &Need, ids: &[u32], other: &Need) -> Option<us
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rank_batcher::RankBatcher;
 
     fn need(ids: impl IntoIterator<Item = u32>) -> Need {
         Need::new(ids.into_iter().collect())
@@ -64,5 +115,64 @@ mod tests {
             "its epoch ends"
         );
         assert_eq!(meeting_point(&behind, &ids, &need([])), None);
+    }
+
+    /// Deals all ids of a need out, in minibatches of `slots`, and returns those of each rank.
+    fn dealt(ids: &[u32], batch: u32, ranks: u32, slots: u32) -> Vec<Vec<u32>> {
+        let set: RoaringBitmap = ids.iter().copied().collect();
+        let (mut need, mut batcher) = (
+            Need::new(set.clone()),
+            RankBatcher::new(batch, ranks, false),
+        );
+        let mut given = vec![Vec::new(); ranks as usize];
+        while need.len() > 0 {
+            let count = batcher.deliverable(need.len()).min(u64::from(slots)) as u32;
+            let slices = batcher.assign(need.len(), count, 0);
+            let dealt = dealt_ids(&need, &set, ranks, &slices);
+            need.remove(&dealt);
+            let mut rest = dealt.into_iter();
+            for slice in slices {
+                given[slice.rank as usize].extend(rest.by_ref().take(slice.len as usize));
+            }
+        }
+        given
+    }
+
+    #[test]
+    fn each_rank_is_dealt_every_world_size_th_position() {
+        for (samples, batch, ranks, slots) in [
+            (24, 2, 4, 2),
+            (24, 3, 2, 7),
+            (10, 2, 4, 3),
+            (11, 3, 3, 100),
+            (13, 4, 3, 4),
+            (101, 8, 5, 6),
+        ] {
+            // The ids have gaps, as those of a subset.
+            let ids: Vec<u32> = (0..samples).map(|at| 5 + 3 * at).collect();
+            let expected: Vec<Vec<u32>> = (0..ranks as usize)
+                .map(|rank| {
+                    ids.iter()
+                        .copied()
+                        .skip(rank)
+                        .step_by(ranks as usize)
+                        .collect()
+                })
+                .collect();
+            assert_eq!(
+                dealt(&ids, batch, ranks, slots),
+                expected,
+                "{samples} samples, batches of {batch}, {ranks} ranks, {slots} slots"
+            );
+        }
+    }
+
+    #[test]
+    fn a_rank_whose_positions_have_run_out_takes_those_of_others() {
+        let set: RoaringBitmap = (0..8).collect();
+        let slices = RankBatcher::new(2, 2, false).assign(4, 4, 0);
+        // The positions of rank 0 are lost.
+        let dealt = dealt_ids(&need([1, 3, 5, 7]), &set, 2, &slices);
+        assert_eq!(dealt, [1, 3, 5, 7]);
     }
 }

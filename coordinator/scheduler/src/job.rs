@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use roaring::RoaringBitmap;
 
+use crate::ascending;
 use crate::delivery_log::DeliveryLog;
 use crate::need::Need;
 use crate::queue::Queue;
@@ -392,6 +393,33 @@ impl Job {
     pub(crate) fn may_be_ahead(&self, slots: u32) -> bool {
         let next = self.deliverable().min(u64::from(slots));
         self.position().saturating_add(next) <= self.ahead
+    }
+
+    /// Returns the next `count` ids of a job in ascending order, or all if there are fewer.
+    pub(crate) fn next_ids(&self, count: u64, minibatch: u64, config: &Config) -> Vec<u32> {
+        if !self.has_ranks() {
+            return ascending::next_ids(&self.need, count);
+        }
+        let first = self.first_rank(minibatch, config);
+        let slices = self
+            .batcher
+            .clone()
+            .assign(self.need.len(), count as u32, first);
+        ascending::dealt_ids(&self.need, &self.set, self.queues.len() as u32, &slices)
+    }
+
+    /// Returns `true` if `ids` are the next ids of this job in ascending order.
+    pub(crate) fn is_next(&self, ids: &[u32], minibatch: u64, config: &Config) -> bool {
+        if self.has_ranks() {
+            self.next_ids(ids.len() as u64, minibatch, config) == ids
+        } else {
+            ascending::begins_with(&self.need, ids)
+        }
+    }
+
+    /// Returns `true` if the job has more than one rank.
+    pub(crate) fn has_ranks(&self) -> bool {
+        self.queues.len() > 1
     }
 
     /// Returns how many samples of the epoch were drawn.

@@ -23,7 +23,9 @@
 //!
 //! [`DrawOrder::Ascending`] promises more to each job and shares less. Among equal candidates the job with the smallest
 //! next id leads, and is assigned its next ids. A job takes part only if these are its next ids too. A minibatch is cut
-//! short at the next id of another job, so that the two continue together.
+//! short at the next id of another job, so that the two continue together. Of `W` ranks, rank `r` is assigned the
+//! positions `r`, `r + W`, `r + 2 W`, ... of the job's set. If ranks come back from different steps, or samples cannot be
+//! read, a rank is assigned positions of another where its own have run out, so that all have as many batches.
 //!
 //! Ask late. While more than about a minibatch of samples waits for a worker, drawing the next minibatch gains nothing,
 //! and it would be drawn for the jobs as they are now instead of as they are when it is prepared. `docs/explanation/scheduler.md`
@@ -47,7 +49,8 @@
 //!
 //! - Each sample of a job's set is assigned to it exactly once per epoch, except the samples that `drop_last` drops and
 //!   samples that cannot be read.
-//! - With [`DrawOrder::Ascending`], the ids that a job is assigned in an epoch ascend.
+//! - With [`DrawOrder::Ascending`], the ids that each rank of a job is assigned in an epoch ascend, as long as it is
+//!   assigned its own positions.
 //! - All ranks of a job are assigned equally many batches of an epoch, also when they resume from different steps of
 //!   it.
 //! - A job that is alone on the stream, or a cohort, is assigned a sequence that depends only on seed, set and batch

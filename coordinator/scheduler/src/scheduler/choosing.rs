@@ -193,20 +193,14 @@ impl Scheduler {
     /// Chooses the next ids of `lead`, and every job that needs exactly these next.
     pub(super) fn choose_ascending(&self, lead: &Unit, others: &[Unit]) -> Choice {
         let first = lead.members[0];
-        let need = &self.jobs[&first].need;
-        let mut ids = ascending::next_ids(need, self.want(lead));
-        let elsewhere = self
-            .jobs
-            .values()
-            .filter(|job| !job.need.shares_bitmap(need));
-        let meeting_points =
-            elsewhere.filter_map(|job| ascending::meeting_point(need, &ids, &job.need));
-        if let Some(nearest) = meeting_points.min() {
+        let job = &self.jobs[&first];
+        let mut ids = job.next_ids(self.want(lead), self.made, &self.config);
+        if let Some(nearest) = self.meeting_point(job, &ids) {
             ids.truncate(nearest);
         }
         let takes_part = |id: &&JobId| {
             let job = &self.jobs[id];
-            job.deliverable() >= ids.len() as u64 && ascending::begins_with(&job.need, &ids)
+            job.deliverable() >= ids.len() as u64 && job.is_next(&ids, self.made, &self.config)
         };
         let others = others.iter().filter(|u| !u.is_cohort);
         let others = others.flat_map(|u| &u.members);
@@ -217,6 +211,20 @@ impl Scheduler {
             is_cohort: lead.is_cohort,
             ids,
         }
+    }
+
+    /// Returns how many of its next `ids` this job is assigned before it meets another one.
+    fn meeting_point(&self, job: &Job, ids: &[u32]) -> Option<usize> {
+        // The ids of several ranks do not ascend from one to the next. Such jobs share where they are level.
+        if job.has_ranks() {
+            return None;
+        }
+        let others = self.jobs.values();
+        let elsewhere =
+            others.filter(|other| !other.has_ranks() && !other.need.shares_bitmap(&job.need));
+        let points =
+            elsewhere.filter_map(|other| ascending::meeting_point(&job.need, ids, &other.need));
+        points.min()
     }
 
     fn key(&self, job: &Job, salt: u64) -> DrawKey {

@@ -13,8 +13,6 @@ struct Book {
     set: RoaringBitmap,
     epoch: u64,
     left: RoaringBitmap,
-    /// The sample of this epoch that it was assigned last.
-    last: Option<u32>,
     /// By rank.
     ranks: Vec<Rank>,
     /// Number of rounds of this epoch that some ranks were given before others returned.
@@ -29,6 +27,8 @@ struct Rank {
     sizes: Vec<u32>,
     open: bool,
     ended: bool,
+    /// The sample of this epoch that it was assigned last.
+    last: Option<u32>,
 }
 
 /// A rank that returns to an epoch.
@@ -69,7 +69,6 @@ impl Audit {
             spec: spec.clone(),
             epoch: 0,
             left: RoaringBitmap::new(),
-            last: None,
             ranks: Vec::new(),
             behind: 0,
             before: None,
@@ -168,8 +167,11 @@ impl Audit {
 
     fn delivered(&mut self, d: &Delivery, ids: &[u32]) {
         let bad = self.bad.clone();
-        let ascends = self.order == DrawOrder::Ascending;
+        let is_ascending = self.order == DrawOrder::Ascending;
         let book = self.book(d.job);
+        // Where samples are lost, or ranks were not level, a rank may have to take samples of another.
+        let is_even = bad.is_empty() && book.behind == 0;
+        let ascends = is_ascending && (book.spec.world_size == 1 || is_even);
         assert_eq!(
             d.epoch, book.epoch,
             "{:?} was not done with its epoch",
@@ -181,7 +183,7 @@ impl Audit {
                 "{id} was given to {:?} before, or is not its",
                 d.job
             );
-            let before = book.last.replace(*id);
+            let before = book.ranks[d.rank as usize].last.replace(*id);
             assert!(
                 !ascends || before.is_none_or(|before| before < *id),
                 "{:?} is given {id} after {before:?}",
@@ -215,8 +217,9 @@ impl Audit {
             assert_eq!(delivery.epoch, book.epoch);
             book.left.extend(ids);
             // In ascending order it may be assigned these next.
-            book.last = ids.iter().min().and_then(|first| first.checked_sub(1));
-            book.ranks[delivery.rank as usize].undo(delivery);
+            let rank = &mut book.ranks[delivery.rank as usize];
+            rank.last = ids.iter().min().and_then(|first| first.checked_sub(1));
+            rank.undo(delivery);
         }
     }
 
@@ -241,7 +244,6 @@ impl Rank {
 impl Book {
     fn begin(&mut self, epoch: u64, bad: &RoaringBitmap) {
         self.epoch = epoch;
-        self.last = None;
         (self.behind, self.before) = (0, None);
         self.left = self.set.clone();
         // If all good samples would be dropped, or there are none, the user gets the bad ones too.

@@ -43,14 +43,16 @@ impl World {
         let first_epoch = spec.resume.as_ref().map_or(0, |resume| resume.epoch);
         let epoch = self.scheduler.job(id).expect("just attached").epoch;
         self.audit.joined(id, &spec, epoch, back);
+        // Where samples are lost, or ranks were not level, a rank may have to take samples of another.
+        let is_even = self.broken.is_empty() && back.iter().all(|rank| rank.behind == 0);
         let begins = || Rank {
             epoch,
             ..Rank::default()
         };
         let ranks = (0..spec.world_size).map(|_| begins()).collect();
         let mut job = Job {
+            ascends: self.ascends && (spec.world_size == 1 || is_even),
             spec,
-            ascends: self.ascends,
             paused: false,
             absent: false,
             ahead: 0,

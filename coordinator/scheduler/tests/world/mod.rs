@@ -126,7 +126,11 @@ impl World {
             Op::Pause(who) => self.on(who, World::pause),
             Op::Stop(who) => self.on(who, |w, id| w.job(id).paused = true),
             Op::TakeBack(who) => self.on(who, World::take_back),
-            Op::Break(id) => drop(self.broken.insert(id)),
+            Op::Break(id) => {
+                self.broken.insert(id);
+                let jobs = self.jobs.values_mut();
+                jobs.for_each(|job| job.ascends &= job.ranks.len() == 1);
+            }
             Op::State(who) => self.on(who, World::compare_state),
             Op::Ahead { who, samples } => self.on(who, |w, id| w.set_ahead(id, samples)),
             Op::Align(who) => self.on(who, |w, id| w.scheduler.align_ranks(id)),

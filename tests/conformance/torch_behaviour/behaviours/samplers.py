@@ -207,6 +207,13 @@ def distributed_sampler(DataLoader: Any) -> None:
         assert [len(x) for x in found] == [6, 6] and sorted(found[0] + found[1]) == list(range(12))
 
 
+@behaviour("DistributedSampler in order")
+def distributed_in_order(DataLoader: Any) -> None:
+    """Without shuffling rank r of W has the samples r, r + W, r + 2 W, ..."""
+    for count in (12, 40):
+        assert distributed(DataLoader, count, shuffle=False) == [list(range(rank, count, 2)) for rank in range(2)]
+
+
 def distributed(DataLoader: Any, count: int, shuffle: bool, drop_last: bool = False) -> list[list[int]]:
     """Returns the samples of two ranks that advance together, as a launcher would start them."""
     data = Numbers(count)
@@ -242,6 +249,8 @@ def distributed_sampler_odd_ours(DataLoader: Any) -> None:
     for drop_last in (False, True):
         found = distributed(DataLoader, 11, shuffle=True, drop_last=drop_last)
         assert sorted(found[0] + found[1]) == list(range(11)) and sorted(map(len, found)) == [5, 6]
+        in_order = distributed(DataLoader, 11, shuffle=False, drop_last=drop_last)
+        assert in_order == [list(range(rank, 11, 2)) for rank in range(2)]
 
 
 @behaviour("ranks one after another")
