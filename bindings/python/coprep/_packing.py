@@ -17,6 +17,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from coprep._names import MAINS, class_at, name_in_main, path_of
+from coprep._tensors import Tensors
 
 # The header: magic, number of buffers, bytes of the whole, bytes of the pickle. Then come the bytes of each buffer.
 _HEADER = struct.Struct("<4sIQQ")
@@ -64,18 +65,10 @@ def pack(obj: Any, *, for_jobs: bool = False) -> Packed:
     Classes and functions of the main script, and others that cannot be imported by name, travel by value. This needs
     ``cloudpickle``.
     """
-    buffers: list[memoryview] = []
-
-    def keep(buffer: pickle.PickleBuffer) -> None:
-        buffers.append(buffer.raw())
-
     try:
-        data = _pickled(_Pickler, obj, keep)
+        return _pickled(_Pickler, obj)
     except (pickle.PicklingError, AttributeError) as error:
-        # The first attempt may have kept buffers, which the second one keeps again.
-        buffers.clear()
-        data = _pickled(_by_value(error, for_jobs), obj, keep)
-    return Packed(data, buffers)
+        return _pickled(_by_value(error, for_jobs), obj)
 
 
 def unpack(view: memoryview | bytes | bytearray) -> Any:
@@ -112,21 +105,33 @@ def _offsets(end: int, lengths: tuple[int, ...] | list[int]) -> Iterator[int]:
         end = offset + length
 
 
-def _pickled(pickler: Any, obj: Any, keep: Callable[[pickle.PickleBuffer], None]) -> bytes:
+def _pickled(pickler: Any, obj: Any) -> Packed:
+    packed, tensors = _attempt(pickler, obj, Tensors())
+    if tensors.overlap:
+        packed, _ = _attempt(pickler, obj, Tensors(tensors))
+    return packed
+
+
+def _attempt(pickler: Any, obj: Any, tensors: Tensors) -> tuple[Packed, Tensors]:
     stream = io.BytesIO()
-    pickler(stream, protocol=5, buffer_callback=keep).dump(obj)
-    return stream.getvalue()
+    buffers: list[pickle.PickleBuffer] = []
+    attempt = pickler(stream, protocol=5, buffer_callback=buffers.append)
+    attempt.tensors = tensors
+    attempt.dump(obj)
+    return Packed(stream.getvalue(), [buffer.raw() for buffer in buffers]), tensors
 
 
 class _Pickler(pickle.Pickler):
     """Refuses objects that the main script defines: their names mean something else in another process."""
+
+    tensors: Tensors
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, FunctionType)):
             if obj.__module__ in MAINS:
                 raise pickle.PicklingError(f"{obj!r} is defined in the main script")
             return NotImplemented
-        return _reduce(obj)
+        return _reduce(obj, self)
 
 
 def _by_value(reason: Exception, for_jobs: bool) -> Any:
@@ -157,13 +162,15 @@ def _by_value_pickler() -> tuple[Any, Any]:
             if isinstance(obj, type) and obj.__module__ not in MAINS and (path := path_of(obj)) is not None:
                 # By value it would become another class than the one that the job's own code names.
                 return class_at, (obj.__module__, path)
-            reduced = _reduce(obj)
+            reduced = _reduce(obj, self)
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
     @functools.lru_cache(maxsize=256)
     def class_by_value(cls: type) -> bytes:
         stream = io.BytesIO()
-        ByValue(stream, protocol=5).dump(cls)
+        by_value = ByValue(stream, protocol=5)
+        by_value.tensors = Tensors()
+        by_value.dump(cls)
         return stream.getvalue()
 
     class ForJobs(ByValue):
@@ -207,36 +214,14 @@ def _code(
     return make(*arguments).replace(co_filename=filename)
 
 
-def _reduce(obj: Any) -> Any:
+def _reduce(obj: Any, pickler: Any) -> Any:
     torch: Any = sys.modules.get("torch")
-    if torch is not None and type(obj) is getattr(torch, "Tensor", None):
-        return _reduce_tensor(obj, torch)
+    if torch is not None and isinstance(obj, getattr(torch, "Tensor", ())):
+        return pickler.tensors.reduce(obj, torch)
     images: Any = sys.modules.get("PIL.Image")
     if images is not None and isinstance(obj, images.Image):
         return _reduce_image(obj)
     return NotImplemented
-
-
-def _reduce_tensor(tensor: Any, torch: Any) -> Any:
-    plain = (
-        tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
-        and not tensor.__dict__
-    )
-    if not plain:
-        return NotImplemented
-    # The elements are viewed as bytes, since numpy lacks some of the tensors' types.
-    data = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-    return _tensor, (pickle.PickleBuffer(data), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-
-
-def _tensor(data: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    import torch
-
-    kind = getattr(torch, dtype)
-    # `frombuffer` refuses an empty buffer.
-    return torch.frombuffer(data, dtype=kind).view(shape) if len(data) else torch.empty(shape, dtype=kind)
 
 
 def _reduce_image(image: Any) -> Any:
