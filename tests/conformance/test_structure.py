@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coprep._structure import Field, Structure, convert
+from coprep._structure import Field, MismatchError, Structure, convert, pack_whole
 from PIL import Image
 from samples import (
     Colour,
@@ -27,6 +27,7 @@ from samples import (
     Twins,
     Unmade,
     image,
+    picture,
     python,
     rand,
     same,
@@ -55,7 +56,6 @@ LIKE_TORCH: dict[str, Make] = {
     "negated view": lambda i: torch.complex(rand(i, 3), rand(i + 9, 3)).conj().imag,
     "not contiguous tensor": lambda i: rand(i, 4, 6, 3).permute(2, 0, 1)[:, ::2],
     "expanded tensor": lambda i: rand(i, 1).expand(6),
-    "tensor subclass": lambda i: (torch.nn.Parameter(rand(i, 2), requires_grad=False), i),
     "arrays": lambda i: {"a": np.full((2, 3), i, np.int16), "b": np.arange(4, dtype=np.float64) + i},
     "unsigned arrays": lambda i: [np.full(3, 2**b - 1 - i, f"uint{b}") for b in (8, 16, 32, 64)],
     "0-d array": lambda i: np.array(i, np.int32),
@@ -64,6 +64,7 @@ LIKE_TORCH: dict[str, Make] = {
     "memmap-like subclass": lambda i: np.arange(3).view(np.memmap) + i,
     "numpy scalars": lambda i: (np.float32(i), np.int8(i), np.bool_(i), np.uint16(i), np.float64(i), np.longlong(i)),
     "int enum": lambda i: Colour.RED,
+    "numbers of several types": lambda i: [1, np.int64(2), Colour.RED][i],
     "str": lambda i: "abc"[i],
     "str and int": lambda i: (f"sample {i}", i),
     "unicode": lambda i: {"text": "žluťoučký 🐎 \0\n"[i:], "deep": [("é" * i, i)]},
@@ -114,10 +115,6 @@ UNLIKE_TORCH: dict[str, tuple[Make, Callable[[list[Any]], Any]]] = {
         f"image {mode}": (lambda i, mode=mode: (image(i, mode), i), lambda s: [pixels([x for x, _ in s]), ints()])
         for mode in ("RGB", "L", "RGBA", "CMYK", "LA", "1", "P", "F", "I")
     },
-    "other types, the same data": (
-        lambda i: [1, np.int64(1), torch.tensor(1)][i],
-        lambda s: torch.tensor([1, 1, 1]),
-    ),
 }
 
 
@@ -201,6 +198,27 @@ def test_for_numpy_the_batch_is_of_arrays(name: str) -> None:
                 assert address == array.ctypes.data, "it is not copied"
 
 
+OF_ANOTHER_TYPE = {"numpy scalars", "numbers of several types", "mapping that cannot be made", "range"}
+"""Samples that come back as others of which PyTorch makes the same batch."""
+
+
+@pytest.mark.parametrize("name", [name for name in LIKE_TORCH if name != "mapping proxy"])
+def test_samples_can_be_had_from_the_arrays_again(name: str) -> None:
+    samples = [LIKE_TORCH[name](i) for i in range(3)]
+    structure = Structure.of(samples[0])
+    views = [np.empty((3, *field.shape), field.storage) for field in structure.fields]
+    packed = [structure.write(sample, views, i) for i, sample in enumerate(samples)]
+    # The one in the middle travels whole.
+    packed[1] = pack_whole(samples[1])
+    blobs: list[memoryview | None] = [part and memoryview(bytearray(part.size)) for part in packed]
+    for part, blob in zip(packed, blobs, strict=True):
+        assert part is None or part.write_to(blob) == part.size
+    again = structure.samples(views, structure.unpacked(blobs, 3), 3)
+    assert same(default_collate(again), default_collate(samples))
+    assert same(again, samples) or name in OF_ANOTHER_TYPE
+    assert any(isinstance(samples[0], kind) for kind in structure.kinds())
+
+
 def test_batches_do_not_share_containers() -> None:
     for name in ("mutable mapping", "default dict", "list subclass", "user dict", "deque"):
         make = LIKE_TORCH[name]
@@ -238,7 +256,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "structured": (np.zeros(2, [("a", "i4")]), r"found \[\('a', '<i4'\)\]"),
     "wide float": (np.zeros(2, np.longdouble), r"found float128|longdouble"),
     "elsewhere": (torch.empty(2, device="meta"), r"found a tensor on meta, not on the CPU"),
-    "float8": (torch.zeros(2).to(torch.float8_e4m3fn), r"found a tensor of torch.float8_e4m3fn"),
+    "float8": (torch.zeros(2).to(torch.float8_e4m3fn), r"found a tensor of torch.float8_e4m3fn, which numpy does"),
+    "derived tensor": (picture(0, 2), r"found a tensor of the class Picture:"),
     "huge int": ([2**63], r"found an integer of more than 64 bits in part '0'"),
 }
 
@@ -275,6 +294,10 @@ MISMATCHED: dict[str, tuple[Any, Any, str]] = {
     ),
     "broadcast": (torch.zeros(3, 4), torch.zeros(4), "a tensor of float32 with shape (4,), but"),
     "broadcast of one": (np.zeros(3), np.zeros(1), "an array of float64 with shape (1,), but"),
+    "tensor for a number": (1, torch.tensor(1), "is a tensor of int64 with shape (), but in the first sample it is of"),
+    "array for a tensor": (torch.zeros(3), np.zeros(3, "f4"), "is an array of float32"),
+    "tensor for an array": (np.zeros(3, "f4"), torch.zeros(3), "is a tensor of float32"),
+    "derived tensor": (torch.zeros(3), picture(0, 3), "is of type Picture (a tensor of the class Picture)"),
     "number for an array": (np.zeros(3), 1.0, "is of type float, but in the first sample it is an array"),
     "array for a number": (1, np.zeros((), "i4"), "is an array of int32 with shape (), but"),
     "dtype": ((torch.zeros(3),), (torch.zeros(3).double(),), "part '0' of the sample is a tensor of float64"),
@@ -333,7 +356,7 @@ def test_a_sample_unlike_the_first_is_told(first: Any, other: Any, message: str)
     structure = Structure.of(first)
     views = [np.zeros((1, 1, *f.shape), f.storage) for f in structure.fields]
     structure.write(first, views, (0, 0))
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(MismatchError) as caught:
         structure.write(other, views, (0, 0))
     text = str(caught.value)
     assert message in text and "\n" not in text
@@ -412,7 +435,8 @@ def test_a_structure_goes_to_another_process(tmp_path: Path, monkeypatch: pytest
 
 
 def test_neither_torch_nor_pillow_is_needed() -> None:
-    structure = pickle.dumps(Structure.of((rand(0, 2), image(0), 1, "s")))
+    arrays = np.zeros(2, "f4"), np.zeros((3, 5, 7), "u1"), 1, "s"
+    structures = pickle.dumps([Structure.of((rand(0, 2), image(0), 1, "s")), Structure.of(arrays)])
     out = python(
         """
         import pickle, sys
@@ -420,16 +444,16 @@ def test_neither_torch_nor_pillow_is_needed() -> None:
         import numpy as np
         from coprep._packing import pack, unpack
         from coprep._structure import Structure, convert
-        structure = pickle.loads(sys.stdin.buffer.read())
+        of_tensors, structure = pickle.loads(sys.stdin.buffer.read())
         blob = bytearray(100)
         views = [np.zeros((1, 1, *f.shape), f.storage) for f in structure.fields]
         packed = structure.write((np.ones(2, "f4"), np.ones((3, 5, 7), "u1"), 5, "t"), views, (0, 0))
         packed.write_to(memoryview(blob))
-        a, b, c, d = structure.batch([v[0] for v in views], [memoryview(blob)], 1, "numpy")
+        a, b, c, d = of_tensors.batch([v[0] for v in views], [memoryview(blob)], 1, "numpy")
         print(a.tolist(), b.sum(), c.tolist(), d, convert((np.float32(1),), "numpy"))
         print([n for n in ("torch", "PIL") if sys.modules.get(n)])
         """,
-        structure,
+        structures,
     )
     assert out.decode().splitlines() == ["[[1.0, 1.0]] 105 [5] ('t',) [array(1., dtype=float32)]", "[]"]
 

@@ -454,9 +454,10 @@ def test_errors_in_code_of_the_script_have_file_and_line(tmp_path: Path, where: 
     assert "_worker.py" not in error and "contextlib" not in error and "ValueError: no sample" in error
 
 
-def test_a_sample_unlike_the_first_is_a_value_error() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_for_numpy_a_sample_unlike_the_first_of_its_batch_is_a_value_error(workers: int) -> None:
     with pytest.raises(ValueError) as caught:
-        list(coprep.DataLoader([1, 2, "three", 4], 2, **TORCH))
+        list(coprep.DataLoader([1, 2, "three", 4], 2, num_workers=workers, framework="numpy"))
     assert type(caught.value) is ValueError
 
 

@@ -24,6 +24,23 @@ class Point(NamedTuple):
     y: Any
 
 
+class Picture(torch.Tensor):
+    """A tensor of a class of one's own, as libraries have them for images."""
+
+
+def picture(seed: int, *shape: int, **attributes: Any) -> Picture:
+    made: Picture = rand(seed, *shape).as_subclass(Picture)
+    made.__dict__.update(attributes)
+    return made
+
+
+class Graph:
+    """A type that PyTorch's collation has no rule for."""
+
+    def __init__(self, nodes: Any) -> None:
+        self.nodes = nodes
+
+
 @dataclasses.dataclass(frozen=True)
 class Item:
     image: Any

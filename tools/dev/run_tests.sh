@@ -11,7 +11,7 @@ rust_tests=("$@")
 # the clock, or run several jobs of their own.
 side_by_side=(
     tests/benchmarks/tests/test_{drop_in_benchmark,gpu_benchmark,native_data_benchmark,peers_benchmark,tables_pages}.py
-    tests/conformance/test_{install,iterable,programs,set_later,state,structure,torch_behaviour,torch_expectations}.py
+    tests/conformance/test_{collation,install,iterable,programs,set_later,state,structure,torch_behaviour,torch_expectations}.py
     tests/end_to_end/command_line/test_report_page.py
     tests/end_to_end/datasets/test_{audio,audio_files,fingerprint,identity_in_use,long_lists,modules,orientation,own_generators,packing,paths,pipelines,reducing,spawned}.py
     tests/end_to_end/datasets/test_user_{caching,code,samples}.py

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use coprep_protocol::message::Attached;
-use coprep_protocol::spec::{BLOB, Dtype, Field, INDEX, NUMBER};
+use coprep_protocol::spec::{Dtype, Field, INDEX, NUMBER};
 use coprep_shared_memory::handover::{Item, ItemKind, Receiver};
 use coprep_shared_memory::lock::lock;
 use coprep_shared_memory::staging::Layout;
@@ -266,7 +266,7 @@ fn number_of(fields: &[Field]) -> Result<usize> {
 /// Returns the index of the field whose samples may be larger than their slots. Its elements must be bytes, because the
 /// lengths of such samples are in bytes, and users are given arrays of that many elements.
 fn blob_of(fields: &[Field]) -> Result<Option<usize>> {
-    let blob = fields.iter().position(|f| f.name == BLOB);
+    let blob = fields.iter().position(Field::may_be_large);
     match blob.map(|field| fields[field].dtype) {
         None | Some(Dtype::U8) => Ok(blob),
         Some(other) => Err(violation(format!(
@@ -328,6 +328,7 @@ impl Drop for HeldSlots {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use coprep_protocol::spec::BLOB;
     use coprep_shared_memory::handover::{Doorbell, Sender};
     use coprep_shared_memory::staging::StagingPool;
 

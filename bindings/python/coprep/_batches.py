@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from coprep import _coprep, _exchange
+from coprep._collation import Rules, collate, written
 from coprep._device import Gpu, ImageForm, ids_of
 from coprep._errors import SampleError, warn_skipped
 from coprep._folds import Positions
-from coprep._structure import Framework, Structure, convert
+from coprep._structure import Framework, MismatchError, Structure, convert
 
 if TYPE_CHECKING:
     # For types only: `_usercode` needs more than NumPy, and only programs with a Python dataset load it.
@@ -100,6 +101,7 @@ class Samples:
         self._batched = batched
         self._with_index = with_index
         self._structure: Structure | None = None
+        self._rules = Rules()
 
     @property
     def whole(self) -> bool:
@@ -122,13 +124,25 @@ class Samples:
             return (batch, self._gpu.ids(self.positions.all_of(ids_of(arrays)))) if self._with_index else batch
         if self._gpu is not None:
             self._gpu.check_movable("samples with texts, or whose parts differ in shape,")
-        blobs = _blobs(arrays[-2]) if structure.has_blob else None
-        *fields, index = [np.asarray(array) for array in arrays]
-        if structure.has_blob:
-            # `blobs` holds the bytes of this array, which stands for no single part of a sample.
-            fields.pop()
-        batch = structure.batch(fields, blobs, len(index), self._framework)
-        return self._with_ids(self._finish(batch), index)
+        index = np.asarray(arrays[-1])
+        fields = [np.asarray(array) for array in arrays[: len(structure.fields)]]
+        # Of samples of a fixed size only those are packed that have another structure.
+        last = arrays[-2] if len(arrays) > len(fields) + 1 else None
+        packed: list[Any] = []
+        if last is not None and (structure.has_blob or last.large):
+            packed = structure.unpacked(_blobs(last, all_rows=structure.has_blob), len(index))
+        return self._with_ids(self._batch(structure, fields, packed, len(index)), index)
+
+    def _batch(self, structure: Structure, fields: list[Array], packed: list[Any], count: int) -> Any:
+        if structure.is_whole:
+            return self._finish(packed, as_worker=True)
+        # Each element is a list of texts, or `None` where there are none. A tuple is a whole sample.
+        if tuple in set(map(type, packed)) or self._has_own_rules(structure):
+            return self._finish(structure.samples(fields, packed, count), as_worker=True)
+        return structure.batch_of(fields, packed, count, self._framework)
+
+    def _has_own_rules(self, structure: Structure) -> bool:
+        return self._framework == "torch" and self._rules.concern(structure)
 
     def collate_here(self, samples: list[Any], index: Array) -> Any:
         """Returns the batch of samples that were made in this process."""
@@ -136,17 +150,20 @@ class Samples:
             return self._with_ids(self._finish(samples), index)
         structure = self._structure
         if structure is None:
-            structure = self._structure = Structure.of(samples[0])
-        arrays = [np.empty((len(samples), *field.shape), field.storage) for field in structure.fields]
-        packed = [structure.write(sample, arrays, i) for i, sample in enumerate(samples)]
-        blobs = [_written(p) for p in packed if p is not None] if structure.has_blob else None
-        return self._with_ids(structure.batch(arrays, blobs, len(samples), self._framework), index)
+            structure = self._structure = Structure.fitting(samples[0])
+        if not (structure.is_whole or self._has_own_rules(structure)):
+            with contextlib.suppress(MismatchError):
+                return self._with_ids(written(structure, samples, self._framework), index)
+        return self._with_ids(self._finish(samples), index)
 
-    def _finish(self, batch: Any) -> Any:
+    def _finish(self, samples: list[Any], *, as_worker: bool = False) -> Any:
+        """Returns the batch of whole samples. ``as_worker``: as a worker of PyTorch makes it."""
         if not self._batched:
-            sample = batch[0]
+            sample = samples[0]
             return convert(sample, self._framework) if self._collate is None else self._collate(sample)
-        return batch if self._collate is None else self._collate(batch)
+        if self._collate is not None:
+            return self._collate(samples)
+        return collate(samples, self._framework, as_worker=as_worker)
 
     def _with_ids(self, batch: Any, index: Array) -> Any:
         if self._gpu is not None:
@@ -171,31 +188,22 @@ class Iterated(Samples):
     def whole(self) -> bool:
         return True
 
-    def _finish(self, batch: Any) -> Any:
-        (items,) = batch
-        if self._collate is not None or not self._batched:
-            return super()._finish(batch if not self._batched else items)
-        if self._framework == "torch":
-            from torch.utils.data import default_collate
-
-            return default_collate(items)
-        # Each batch may have another shape, so the structure of the one before is of no use.
-        samples = Samples(self._framework, None, batched=True, with_index=False)
-        return samples.collate_here(items, np.empty(0, np.int64))
+    def _finish(self, samples: list[Any], *, as_worker: bool = False) -> Any:
+        (items,) = samples
+        return super()._finish(items if self._batched else samples)
 
 
-def _blobs(array: _coprep.Array) -> list[memoryview]:
-    """Returns the variable part of each sample. A part that is larger than its row lies behind the buffers."""
-    blobs = [row.data for row in np.asarray(array)]
+def _blobs(array: _coprep.Array, *, all_rows: bool) -> list[memoryview | None]:
+    """Returns the variable part of each sample. A part that is larger than its row lies behind the buffers.
+
+    Args:
+        all_rows: whether rows hold something. Otherwise there are only the parts behind the buffers.
+    """
+    rows = np.asarray(array)
+    blobs: list[memoryview | None] = [row.data for row in rows] if all_rows else [None] * len(rows)
     for row, value in array.large:
         blobs[row] = np.asarray(value).data
     return blobs
-
-
-def _written(packed: Any) -> memoryview:
-    room = memoryview(bytearray(packed.size))
-    packed.write_to(room)
-    return room
 
 
 NOTHING = object()

@@ -17,7 +17,18 @@ import numpy.typing as npt
 
 from coprep import _arguments as arguments
 from coprep import _coprep, _sharing, _state
-from coprep._batches import Images, InJob, Iterated, Make, Samples, framework_of, pinner, samples_errors
+from coprep._batches import (
+    Images,
+    InJob,
+    Iterated,
+    Make,
+    Samples,
+    framework_of,
+    pinner,
+    samples_errors,
+    users_exception,
+)
+from coprep._collation import changed_kinds
 from coprep._device import ImageForm, gpu_of, shares_uploads
 from coprep._epoch import Epoch, Repeated
 from coprep._errors import (
@@ -31,6 +42,7 @@ from coprep._errors import (
 from coprep._folds import Fold, Positions, fold_of, is_part
 from coprep._options import JobOptions, ResumeFrom
 from coprep._orders import CannotBeShared, OwnOrder
+from coprep._program import NotSamplesError
 from coprep._ranks import GivenRank
 from coprep._servers import JobCode, reap
 from coprep._torch_interface import TorchInterface, changed, default_collate, prefetched
@@ -162,7 +174,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             search share; a number is shared only with jobs that give the same.
         rank, world_size: number of this process among those of the job, and how many they are. Give both or neither:
             by default ``torch.distributed`` or the launcher's environment says them. All ranks get equally many
-            batches.
+            batches. With ``shuffle=False`` rank ``r`` gets the positions ``r``, ``r + world_size``, ...
         group: a name that the ranks of this job have in common, to distinguish jobs of one launch, or to unite ranks
             that were started one by one. Launches are told apart by their environment.
         order: ``"deterministic"``: the seed determines every batch. ``"relaxed"``: a sample that takes longer than
@@ -397,9 +409,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self._build()
         return bool(names & _OF_STREAM) or was_default != (self._collate is None) or self._iterated is not None
 
-    def _share_nothing(self, why: str) -> None:
+    def _share_nothing(self, why: str, shuffle: bool | None = None) -> None:
         """Lets PyTorch's own loader make the batches from now on."""
-        self._private = self._unshared(why)
+        self._private = self._unshared(why, shuffle)
         self._finish_init()
         self._settings = self._settings_now()
 
@@ -428,7 +440,9 @@ class DataLoader(TorchInterface, Generic[T_co]):
         gpu = self._gpu
         if gpu is not None:
             # Arrays of the coordinator are copied to the GPU natively. Batches that Python makes are moved later.
-            is_native = self._is_native or (type(self._make) is Samples and not self._make.whole)
+            # Rules of the program's own for the collation need samples on the host.
+            is_ahead = type(self._make) is Samples and not self._make.whole and not changed_kinds()
+            is_native = self._is_native or is_ahead
             self._options = self._options._replace(device=self._device_form if is_native else None)
             if not is_native:
                 gpu.check_movable("collate_fn, batch_size=None, num_workers=0 and datasets without ids")
@@ -798,6 +812,12 @@ class DataLoader(TorchInterface, Generic[T_co]):
         try:
             self._native.start_epoch(order)
         except SampleError as error:
+            raised = users_exception(error)
+            if isinstance(raised, NotSamplesError) and self._may_be_torchs():
+                # Such a dataset makes whole batches, which PyTorch's own loader asks it for.
+                self.close()
+                self._share_nothing(str(raised), self._shuffle)
+                return self._unshared_batches()
             # As with PyTorch, the error of a sample is raised when its batch is asked for, and not here.
             failed = error
         self._is_resuming = False
@@ -820,6 +840,13 @@ class DataLoader(TorchInterface, Generic[T_co]):
         )
         self._last_pass = weakref.ref(epoch)
         return epoch
+
+    def _may_be_torchs(self) -> bool:
+        """Returns whether PyTorch's own loader takes all that this one was given."""
+        options, sampler = self._options, self._sampler if self._sampler is not None else self._batch_sampler
+        is_whole = sampler is not None or (options.subset is None and self._given_rank.resolve().world_size == 1)
+        is_plain = self._framework == "torch" and not self._with_index and self.transform is None
+        return is_whole and is_plain and self._cohort is None
 
     def _unshared_batches(self) -> Iterator[Any]:
         """Returns an iterator over the batches of PyTorch's own loader, on the GPU if they are to be there."""

@@ -26,7 +26,7 @@ class Program(NamedTuple):
         at_once = getattr(self.dataset, "__getitems__", None) if self.batched else None
         one, index = self.dataset.__getitem__, self.as_index
         if at_once:
-            return lambda sample: at_once([index(sample)])[0]
+            return lambda sample: _only(at_once([index(sample)]), self.dataset)
         return one if index is int else lambda sample: one(index(sample))
 
     def sample(self, seed: int, sample: int, visit: int, seed_all: Callable[[int, int, int], None]) -> Any:
@@ -47,6 +47,20 @@ class Program(NamedTuple):
     def loaded(self) -> Program:
         """Returns the program with the dataset itself in place of its factory's name."""
         return self._replace(dataset=call_factory(self.dataset)) if isinstance(self.dataset, str) else self
+
+
+class NotSamplesError(TypeError):
+    """The dataset's ``__getitems__`` makes something else than one sample for each index."""
+
+
+def _only(made: Any, dataset: Any) -> Any:
+    if not isinstance(made, (list, tuple)) or len(made) != 1:
+        what = f"{len(made)} samples" if isinstance(made, (list, tuple)) else f"a {type(made).__qualname__}"
+        raise NotSamplesError(
+            f"{type(dataset).__qualname__}.__getitems__ returned {what} for one index, and samples are shared one by "
+            "one: return a list of as many samples as there are indices, or leave __getitems__ out"
+        )
+    return made[0]
 
 
 def call_factory(name: str) -> Any:

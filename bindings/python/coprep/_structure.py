@@ -1,7 +1,7 @@
 """Structure of a dataset's samples: the fields of a batch that hold their parts, and the batch made of these parts.
 
 A batch equals the one that PyTorch's ``default_collate`` makes of the same samples, but its arrays are passed in
-instead of copied.
+instead of copied. A sample that the arrays cannot hold travels whole, and its batch is made by ``_collation.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -21,10 +21,12 @@ Framework = Literal["torch", "numpy", "dlpack"]
 """The kind of batches. ``dlpack`` are arrays on a GPU that other frameworks take over."""
 Array = npt.NDArray[Any]
 Views = Sequence[Array]
-Blobs = Sequence[memoryview] | None
+Blobs = Sequence[memoryview | None] | None
 Path = tuple[Hashable, ...]
 # Arguments: a part of a sample, the views, the index, and the texts so far.
 Put = Callable[[Any, Views, Any, list[Any]], None]
+# Arguments: the arrays, the texts of a sample, and its index.
+Take = Callable[[Sequence[Array], list[Any], int], Any]
 # Arguments: the arrays, the texts of each sample, and the number of samples.
 Build = Callable[[Sequence[Array], list[Any], int], Any]
 # Takes the name of a type. Returns the function that makes an array of it a leaf of the batch.
@@ -63,6 +65,9 @@ class Structure:
 
     fields: list[Field]
     has_blob: bool
+    """``True`` if each sample has a part of no fixed size."""
+    is_whole: bool
+    """``True`` if samples travel as one object each. A batch of them is a list of samples."""
     lost_seeds: list[str]
     """Generators that ``worker_init_fn`` seeds. The seeds have no effect on samples, so each job warns of them."""
 
@@ -72,6 +77,7 @@ class Structure:
         self.fields = fields
         self.lost_seeds = lost_seeds or []
         self.has_blob = root is None or texts > 0
+        self.is_whole = root is None
         self._root = root
         self._texts = texts
         self._put: Put | None = None
@@ -94,6 +100,14 @@ class Structure:
         root = probe.node(sample, ())
         return cls(root, probe.fields, probe.texts)
 
+    @classmethod
+    def fitting(cls, sample: Any) -> Structure:
+        """Returns the structure of samples like this one. They travel whole if arrays cannot hold them."""
+        try:
+            return cls.of(sample)
+        except (TypeError, RuntimeError):
+            return cls.of(sample, whole=True)
+
     def write(self, sample: Any, views: Views, index: Any) -> Packed | None:
         """Writes ``sample`` to ``views[k][index]`` for each field ``k``.
 
@@ -101,7 +115,7 @@ class Structure:
             The remaining data of the sample, which must be kept with it, or ``None`` if there is none.
 
         Raises:
-            ValueError: the sample does not have the structure of the first one.
+            MismatchError: the sample does not have the structure of the first one. :func:`pack_whole` takes any.
         """
         if self._root is None:
             return pack(sample, for_jobs=True)
@@ -113,7 +127,7 @@ class Structure:
         return pack(texts) if texts else None
 
     def batch(self, arrays: Sequence[Any], blobs: Blobs, count: int, framework: Framework | Leaf) -> Any:
-        """Returns the batch of ``count`` samples.
+        """Returns the batch of ``count`` samples, none of which :func:`pack_whole` has packed.
 
         Args:
             arrays: one of shape (count, \\*shape) per field. Tensors lie in them.
@@ -121,9 +135,39 @@ class Structure:
             count: number of samples.
             framework: type of the batch's leaves, or what makes them. A bfloat16 field becomes float32 in numpy.
         """
-        texts = [unpack(blob) for blob in blobs[:count]] if self.has_blob and blobs is not None else []
-        if self.has_blob and len(texts) != count:
-            raise ValueError(f"{count} samples have {len(texts)} blobs")
+        return self.batch_of(arrays, self.unpacked(blobs, count), count, framework)
+
+    def unpacked(self, blobs: Blobs, count: int) -> list[Any]:
+        """Returns for each sample its texts, as a list. That of a sample that is whole has a tuple of it instead.
+
+        The list is empty if ``blobs`` holds nothing.
+        """
+        packed = [blob and unpack(blob) for blob in blobs[:count]] if blobs is not None else []
+        if self.has_blob and len(packed) != count:
+            raise ValueError(f"{count} samples have {len(packed)} blobs")
+        return packed
+
+    def samples(self, arrays: Sequence[Any], packed: list[Any], count: int) -> list[Any]:
+        """Returns samples as the dataset made them. Their tensors and arrays lie in ``arrays``.
+
+        Args:
+            packed: what :meth:`unpacked` returns.
+        """
+        if self._root is None:
+            return packed
+        take = self._root.taker()
+        packed = packed or [None] * count
+        return [
+            parts[0] if type(parts) is tuple else take(arrays, parts, index)
+            for index, parts in enumerate(packed[:count])
+        ]
+
+    def kinds(self) -> set[type]:
+        """Returns the types of the parts of samples."""
+        return set() if self._root is None else set(self._root.kinds())
+
+    def batch_of(self, arrays: Sequence[Any], texts: list[Any], count: int, framework: Framework | Leaf) -> Any:
+        """Returns the batch of samples, as :meth:`batch` does, whose texts are unpacked."""
         if self._root is None:
             return texts
         build = self._builds.get(framework)
@@ -141,6 +185,12 @@ class Structure:
     def __repr__(self) -> str:
         fields = ", ".join(f"{f.name}: {f.dtype}{list(f.shape)}" for f in self.fields)
         return f"Structure({fields}{', blob' if self.has_blob else ''})"
+
+
+def pack_whole(sample: Any) -> Packed:
+    """Packs a sample that does not have the structure of the others."""
+    # A tuple, because the texts of other samples come as a list.
+    return pack((sample,), for_jobs=True)
 
 
 def convert(sample: Any, framework: Framework = "torch") -> Any:
@@ -193,6 +243,12 @@ def _is_image(leaf: Any) -> bool:
     return images is not None and isinstance(leaf, images.Image)
 
 
+def _is_plain_tensor(leaf: Any) -> bool:
+    """Returns whether a tensor is one that is all in its elements, which it is not if it is of a derived class."""
+    torch: Any = sys.modules["torch"]
+    return type(leaf) is torch.Tensor
+
+
 def _is_fixed(leaf: Any) -> bool:
     if isinstance(leaf, (str, bytes)):
         return False
@@ -202,18 +258,31 @@ def _is_fixed(leaf: Any) -> bool:
 def _data(leaf: Any) -> tuple[str, Array]:
     """Returns the type of a field for ``leaf``, and the leaf as an array that may be written to the field."""
     if _is_tensor(leaf):
+        if not _is_plain_tensor(leaf):
+            raise _NoFieldError(f"a tensor of the class {type(leaf).__qualname__}")
         return _tensor_data(leaf)
     if isinstance(leaf, (np.ndarray, np.generic)):
         return _array_data(np.asarray(leaf))
     if _is_image(leaf):
-        # Channels come first, as in the tensors of torchvision.
-        pixels = np.asarray(leaf)
-        return _array_data(pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
+        return _array_data(_pixels(leaf))
     # `bool` comes first in this table, because it is a subclass of `int`.
     for kind, name in _NUMBERS.items():
         if isinstance(leaf, kind):
             return name, _number(leaf, name)
     raise _NoFieldError(str(type(leaf)))
+
+
+def _pixels(image: Any) -> Array:
+    # Channels come first, as in the tensors of torchvision.
+    pixels = np.asarray(image)
+    return pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def image_tensor(image: Any) -> Any:
+    """Returns the tensor of the pixels of an image, channels first."""
+    import torch
+
+    return torch.from_numpy(np.array(_pixels(image)))
 
 
 def _number(leaf: Any, name: str) -> Array:
@@ -239,7 +308,7 @@ def _tensor_data(tensor: Any) -> tuple[str, Array]:
     if tensor.device.type != "cpu":
         raise _NoFieldError(f"a tensor on {tensor.device}, not on the CPU")
     if name != _BFLOAT16 and name not in _DTYPES:
-        raise _NoFieldError(f"a tensor of {tensor.dtype}")
+        raise _NoFieldError(f"a tensor of {tensor.dtype}, which numpy does not have")
     plain = tensor.detach().resolve_conj().resolve_neg()
     return name, plain.view(torch.int16).numpy().view(np.uint16) if name == _BFLOAT16 else plain.numpy()
 
@@ -263,9 +332,13 @@ def _name(path: Path) -> str:
     return ".".join(map(str, path)) or "sample"
 
 
-def _mismatch(path: Path, has: str, had: str) -> ValueError:
+class MismatchError(ValueError):
+    """A sample does not have the structure of the first one."""
+
+
+def _mismatch(path: Path, has: str, had: str) -> MismatchError:
     where = f"part {_name(path)!r} of the sample" if path else "the sample"
-    return ValueError(f"{where} {has}, but in the first sample it {had}: {_REMEDY}")
+    return MismatchError(f"{where} {has}, but in the first sample it {had}: {_REMEDY}")
 
 
 # --- looking at the first sample ------------------------------------------------------------------------------
@@ -308,7 +381,10 @@ class _Probe:
         if array.size:
             number = len(self.fields)
             self.fields.append(field)
-        return _Fixed(path, field, number, _way(leaf, dtype), _describe(leaf))
+        way = _way(leaf, dtype)
+        # Types of PyTorch and Pillow are named by the way, since a process that has neither reads structures too.
+        kind = leaf.mode if way == "image" else type(leaf) if way.startswith("derived") else None
+        return _Fixed(path, field, number, way, _describe(leaf), kind)
 
 
 def _way(leaf: Any, dtype: str) -> str:
@@ -318,7 +394,20 @@ def _way(leaf: Any, dtype: str) -> str:
         return "array"
     if isinstance(leaf, np.generic):
         return "scalar"
-    return "tensor" if dtype != _BFLOAT16 and _is_tensor(leaf) else "any"
+    if _is_image(leaf):
+        return "image"
+    if not _is_tensor(leaf):
+        return "derived array" if isinstance(leaf, np.ndarray) else "derived number"
+    return "tensor" if dtype != _BFLOAT16 else "bfloat16"
+
+
+_FAMILY = {
+    **dict.fromkeys(("number", "scalar", "derived number"), "number"),
+    **dict.fromkeys(("array", "derived array"), "array"),
+    **dict.fromkeys(("tensor", "bfloat16"), "tensor"),
+    "image": "image",
+}
+"""What PyTorch stacks with each other whichever comes first, by the way of a leaf."""
 
 
 def _refusal(found: str, path: Path) -> TypeError:
@@ -374,6 +463,14 @@ class _Node:
     def builder(self, leaf: Leaf, in_sequence: bool) -> Build:
         raise NotImplementedError
 
+    def taker(self) -> Take:
+        """Returns a function that returns the part of one sample."""
+        raise NotImplementedError
+
+    def kinds(self) -> Iterator[type]:
+        """Returns the types of this part and of its own parts."""
+        raise NotImplementedError
+
 
 @dataclasses.dataclass
 class _Fixed(_Node):
@@ -384,6 +481,8 @@ class _Fixed(_Node):
     """Number of the field, or ``None`` for a part of no bytes, which has no field."""
     way: str
     described: str
+    kind: Any
+    """The mode of an image, and the type of a number or array of a derived class."""
 
     def putter(self) -> Put:
         check, number, dtype, shape = self.check, self.number, self.field.storage, self.field.shape
@@ -405,7 +504,8 @@ class _Fixed(_Node):
             dtype, array = _data(leaf)
         except _NoFieldError:
             raise _mismatch(self.path, _describe(leaf), self.described) from None
-        if dtype != self.field.dtype or array.shape != self.field.shape:
+        is_equal = dtype == self.field.dtype and array.shape == self.field.shape
+        if not is_equal or _FAMILY[_way(leaf, dtype)] != _FAMILY[self.way]:
             raise _mismatch(self.path, _describe(leaf), self.described)
         return array
 
@@ -414,6 +514,54 @@ class _Fixed(_Node):
         if number is None:
             return lambda _arrays, _texts, count: make(np.empty((count, *field.shape), field.storage))
         return lambda arrays, _texts, _count: make(arrays[number])
+
+    def taker(self) -> Take:
+        number, way, kind = self.number, self.way, self.kind
+        empty = np.empty(self.field.shape, self.field.storage)
+
+        def row(arrays: Sequence[Array], index: int) -> Array:
+            # The dots make an array of an element, too.
+            return empty if number is None else arrays[number][index, ...]
+
+        if way in ("tensor", "bfloat16"):
+            make = _leaf("torch")(self.field.dtype)
+            return lambda arrays, _texts, index: make(row(arrays, index))
+        if way == "array":
+            return lambda arrays, _texts, index: row(arrays, index)
+        if way == "scalar":
+            return lambda arrays, _texts, index: row(arrays, index)[()]
+        if way == "image":
+            return lambda arrays, _texts, index: _image(row(arrays, index), kind)
+        if way == "derived array":
+            return lambda arrays, _texts, index: row(arrays, index).view(kind)
+        if way == "derived number":
+            return lambda arrays, _texts, index: kind(row(arrays, index).item())
+        return lambda arrays, _texts, index: row(arrays, index).item()
+
+    def kinds(self) -> Iterator[type]:
+        if self.way.startswith("derived"):
+            yield self.kind
+        elif self.way == "array":
+            yield np.ndarray
+        elif self.way == "scalar":
+            yield np.dtype(self.field.dtype).type
+        elif self.way == "number":
+            yield next(kind for kind, name in _NUMBERS.items() if name == self.field.dtype)
+        elif self.way == "image":
+            yield sys.modules["PIL.Image"].Image if "PIL.Image" in sys.modules else object
+        else:
+            yield sys.modules["torch"].Tensor
+
+
+def _image(pixels: Array, mode: str) -> Any:
+    """Returns the image whose bands are in ``pixels``."""
+    from PIL import Image
+
+    # The channels come first, and an image of one band has no further dimension.
+    bands = np.ascontiguousarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+    if bands.dtype == np.uint8:
+        return Image.frombytes(mode, (bands.shape[1], bands.shape[0]), bands.tobytes())
+    return Image.fromarray(bands)
 
 
 Check = Callable[[Any], Array]
@@ -492,6 +640,13 @@ class _Text(_Node):
             return lambda _arrays, texts, _count: tuple([of[number] for of in texts])
         return lambda _arrays, texts, _count: [of[number] for of in texts]
 
+    def taker(self) -> Take:
+        number = self.number
+        return lambda _arrays, texts, _index: texts[number]
+
+    def kinds(self) -> Iterator[type]:
+        yield self.kind
+
 
 @dataclasses.dataclass
 class _Items(_Node):
@@ -529,6 +684,22 @@ class _Items(_Node):
             return items
         model = self.model
         return lambda arrays, texts, count: _sequence_like(kind, model, items(arrays, texts, count))
+
+    def taker(self) -> Take:
+        takes, kind, model = [item.taker() for item in self.items], self.kind, self.model
+
+        def take(arrays: Sequence[Array], texts: list[Any], index: int) -> Any:
+            items = [take_item(arrays, texts, index) for take_item in takes]
+            if issubclass(kind, tuple):
+                return kind(*items) if hasattr(kind, "_fields") else kind(items)
+            return items if kind is list else _sequence_like(kind, model, items)
+
+        return take
+
+    def kinds(self) -> Iterator[type]:
+        yield self.kind
+        for item in self.items:
+            yield from item.kinds()
 
 
 def _sequence_like(kind: Any, model: Any, items: list[Any]) -> Any:
@@ -580,6 +751,20 @@ class _Dict(_Node):
             return items
         return lambda arrays, texts, count: _mapping_like(kind, model, items(arrays, texts, count))
 
+    def taker(self) -> Take:
+        takes, kind, model = [(key, item.taker()) for key, item in self.items], self.kind, self.model
+
+        def take(arrays: Sequence[Array], texts: list[Any], index: int) -> Any:
+            items = {key: take_item(arrays, texts, index) for key, take_item in takes}
+            return items if kind is dict else _mapping_like(kind, model, items)
+
+        return take
+
+    def kinds(self) -> Iterator[type]:
+        yield self.kind
+        for _, item in self.items:
+            yield from item.kinds()
+
 
 def _mapping_like(kind: Any, model: Any, items: dict[Any, Any]) -> Any:
     try:
@@ -613,15 +798,29 @@ class _Record(_Node):
 
     def builder(self, leaf: Leaf, in_sequence: bool) -> Build:
         kind, builds = self.kind, [(name, item.builder(leaf, False)) for name, item in self.items]
+        return lambda arrays, texts, count: record(
+            kind, ((name, build(arrays, texts, count)) for name, build in builds)
+        )
 
-        def build(arrays: Sequence[Array], texts: list[Any], count: int) -> Any:
-            # The batch is made without __init__, which expects a sample's values and may check or convert them.
-            batch = object.__new__(kind)
-            for name, build_item in builds:
-                object.__setattr__(batch, name, build_item(arrays, texts, count))
-            return batch
+    def taker(self) -> Take:
+        kind, takes = self.kind, [(name, item.taker()) for name, item in self.items]
+        return lambda arrays, texts, index: record(kind, ((name, take(arrays, texts, index)) for name, take in takes))
 
-        return build
+    def kinds(self) -> Iterator[type]:
+        yield self.kind
+        for _, item in self.items:
+            yield from item.kinds()
+
+
+def record(kind: Any, parts: Iterable[tuple[str, Any]]) -> Any:
+    """Returns an instance of a dataclass with these values.
+
+    It is made without ``__init__``, which expects a sample's values and may check or convert them.
+    """
+    made = object.__new__(kind)
+    for name, value in parts:
+        object.__setattr__(made, name, value)
+    return made
 
 
 # --- single samples -------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from coprep._packing import Packed, pack, unpack
 from coprep._processes import end_with_parent, flush, is_hung_up, leave_parent
 from coprep._program import Program
 from coprep._seeding import INT64, SeedWatch, seed_by
-from coprep._structure import Structure
+from coprep._structure import MismatchError, Structure, pack_whole
 
 _NO_SEED = 0x2545F4914F6CDD1D
 """Stands for the stream's seed in workers that start before there is a stream. Nobody would choose this number, so that
@@ -194,7 +194,7 @@ class _Worker:
                 self._seeder.seed_by(task.key)
                 value = self._transform(value)
             slot = self._wait_for_slot() if task.slot is None else task.slot
-            packed = self._structure.write(value, self._views, slot)
+            packed, is_whole = self._write(value, slot)
         except EpochEnds as end:
             link.report_raised(json.dumps({"stage": "end", "message": str(end.batches), "exception": ""}).encode())
             return
@@ -204,8 +204,21 @@ class _Worker:
                 self._reader.end_with_workers()
             link.report_raised(json.dumps(_raised(sample, stage, error)).encode())
             return
-        if packed is None or self._write_blob(packed, *slot):
-            link.report_done(*kept, 0 if packed is None else packed.size)
+        if packed is None:
+            link.report_done(*kept, 0)
+        elif (size := self._write_blob(packed, *slot, has_marker=is_whole)) is not None:
+            link.report_done(*kept, size)
+
+    def _write(self, value: Any, slot: tuple[int, int]) -> tuple[Packed | None, bool]:
+        """Writes the parts of a sample that its slot has fields for.
+
+        Returns:
+            The rest of the sample, packed, and whether that is all of a sample of another structure.
+        """
+        try:
+            return self._structure.write(value, self._views, slot), False
+        except MismatchError:
+            return pack_whole(value), True
 
     def _scratch_of(self, first: bool) -> _Scratch | None:
         """Returns the memory file of the chunk that is being made, or ``None`` if this worker has no such files.
@@ -228,20 +241,27 @@ class _Worker:
             raise SystemExit(0)
         return slot
 
-    def _write_blob(self, packed: Packed, buffer: int, slot: int) -> bool:
+    def _write_blob(self, packed: Packed, buffer: int, slot: int, *, has_marker: bool) -> int | None:
         """Writes the packed part of a sample to its slot, or behind the buffers if it is larger than a slot.
 
+        Args:
+            has_marker: whether it lies behind the buffers in any case where other samples have no such part. That
+                tells it from theirs.
+
         Returns:
-            ``False`` if the sample is no longer needed, or there is no room for it.
+            The bytes that it takes, or ``None`` if the sample is no longer needed, or there is no room for it.
         """
-        if self._blobs is not None and packed.size <= self._blobs.shape[-1]:
+        room = 0 if self._blobs is None else self._blobs.shape[-1]
+        must_be_large = has_marker and not self._structure.has_blob
+        if self._blobs is not None and packed.size <= room and not must_be_large:
             packed.write_to(self._blobs[buffer, slot].data)
-            return True
-        at = self._link.wait_for_room(packed.size)
+            return packed.size
+        size = max(packed.size, room + 1) if must_be_large else packed.size
+        at = self._link.wait_for_room(size)
         if at is None:
-            return False
+            return None
         packed.write_to(self._memory[at : at + packed.size])
-        return True
+        return size
 
     # Probing samples for their structure and size.
 
@@ -332,7 +352,7 @@ def _without_order(value: Any) -> Any:
 
 def _describe(value: Any, whole: bool, lost_seeds: list[str]) -> tuple[dict[str, Any], int]:
     """Returns the description of a sample for the coordinator, and the size in bytes of its variable part."""
-    structure = Structure.of(value, whole=whole)
+    structure = Structure.of(value, whole=True) if whole else Structure.fitting(value)
     structure.lost_seeds = lost_seeds
     views = [np.empty((1, 1, *field.shape), field.storage) for field in structure.fields]
     packed = structure.write(value, views, (0, 0))

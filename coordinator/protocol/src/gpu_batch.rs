@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::spec::{BLOB, Field, INDEX, NUMBER};
+use crate::spec::{Field, INDEX, NUMBER};
 
 /// Fields begin at multiples of this, as CUDA's own allocations do, so that kernels load 16 bytes at a time.
 const ALIGNMENT: usize = 256;
@@ -44,7 +44,7 @@ impl GpuBatchLayout {
         };
         for (number, field) in fields.iter().enumerate() {
             // Ids stay on the host, where programs use them.
-            if [INDEX, NUMBER, BLOB].contains(&field.name.as_str()) {
+            if field.may_be_large() || [INDEX, NUMBER].contains(&field.name.as_str()) {
                 continue;
             }
             let start = layout.bytes;

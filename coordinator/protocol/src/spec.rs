@@ -455,6 +455,9 @@ impl Dtype {
 /// Name of the field for values of no fixed size, as bytes that user code packs and unpacks. A stream whose field turns
 /// out to be too small is opened again with a larger one.
 pub const BLOB: &str = "*";
+/// Name of the field, in the place of [`BLOB`], where samples have a fixed size. It is empty but for samples that differ
+/// from the others in structure, which lie behind the buffers as bytes.
+pub const SPARE: &str = "*spare";
 /// Name of the field with the ids of the samples.
 pub const INDEX: &str = "index";
 /// Name of the field with the numbers of draws, which name the samples that a job was given. The field exists only
@@ -464,7 +467,7 @@ pub const NUMBER: &str = "#";
 /// One tensor of a minibatch, described by one sample's part of it.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Name: `image`, `label`, [`INDEX`], [`BLOB`], [`NUMBER`], or the path of a leaf in a sample of user code.
+    /// Name: `image`, `label`, [`INDEX`], [`BLOB`], [`SPARE`], [`NUMBER`], or the path of a leaf in a sample of user code.
     pub name: String,
     /// Element type.
     pub dtype: Dtype,
@@ -473,6 +476,12 @@ pub struct Field {
 }
 
 impl Field {
+    /// Returns `true` if values of this field may be larger than their slots: [`BLOB`] and [`SPARE`].
+    #[must_use]
+    pub fn may_be_large(&self) -> bool {
+        self.name == BLOB || self.name == SPARE
+    }
+
     /// Returns the bytes of one sample, or [`usize::MAX`] if they exceed the address space. Only a malformed shape is
     /// so large; no staging area is laid out for it.
     #[must_use]

@@ -1,6 +1,6 @@
 //! A minibatch during its preparation.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
@@ -24,6 +24,8 @@ pub(crate) struct PendingBatch {
     wanted: AtomicU32,
     /// The slots whose sample failed and was not replaced.
     bad: Mutex<Vec<u32>>,
+    /// `true` if a sample is larger than its slot, so that no GPU can be given the minibatch.
+    has_large: AtomicBool,
     unfinished: Mutex<Option<Unfinished>>,
     done: OnceLock<CompletedBatch>,
 }
@@ -53,6 +55,7 @@ impl PendingBatch {
             remaining: AtomicU32::new(slots),
             wanted: AtomicU32::new(deliveries),
             bad: Mutex::default(),
+            has_large: AtomicBool::new(false),
             unfinished: Mutex::new(Some(unfinished)),
             done: OnceLock::new(),
         }
@@ -89,6 +92,16 @@ impl PendingBatch {
 
     pub(crate) fn one_delivery_less(&self) {
         self.wanted.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn note_large(&self) {
+        // Relaxed: `slot_written` publishes it with the slot.
+        self.has_large.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if a sample was larger than its slot.
+    pub(crate) fn has_large(&self) -> bool {
+        self.has_large.load(Ordering::Relaxed)
     }
 
     pub(crate) fn mark_bad(&self, slot: u32) {

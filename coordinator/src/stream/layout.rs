@@ -26,12 +26,18 @@ pub(crate) fn layout(
     staging_bytes: u64,
 ) -> Result<Layout> {
     // Only a field of variable size can be larger than its slot.
-    let blob = fields.iter().position(|field| field.name == BLOB);
+    let blob = fields.iter().position(Field::may_be_large);
     let for_large = blob.map_or(0, |_| staging_bytes / FOR_LARGE);
+    // Samples of a fixed size leave nothing free for those that differ, which are few. These take memory of their own.
+    let reserved = if fields.iter().any(|field| field.name == BLOB) {
+        for_large
+    } else {
+        0
+    };
     let sizes: Vec<usize> = fields.iter().map(Field::sample_bytes).collect();
     // A layout of one buffer gives the bytes of each.
     let one = Layout::new(&sizes, slots, 1).map_err(from_lower)?;
-    let fitting = (staging_bytes - for_large) / one.stride().max(1) as u64;
+    let fitting = (staging_bytes - reserved) / one.stride().max(1) as u64;
     let of_epoch = epoch.map_or(u64::MAX, |epoch| u64::from(epoch.div_ceil(slots)) + 2);
     let buffers = fitting.clamp(of_epoch.min(*BUFFERS.start()), *BUFFERS.end());
     let layout = Layout::new(&sizes, slots, buffers as u32).map_err(from_lower)?;

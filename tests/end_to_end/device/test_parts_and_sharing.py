@@ -115,6 +115,48 @@ def test_parts_of_python_samples_lie_on_the_gpu(socket_path: Path, tmp_path: Pat
     assert int(uploads) >= 7 if kind == "numbers" else uploads == "0"
 
 
+UNEVEN = """
+import gpu_seam
+import coprep, torch
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+class Uneven:
+    def __len__(self):
+        return 24
+    def __getitem__(self, i):
+        return torch.full((2 + (i > 11),), float(i))
+
+def given(**options):
+    with coprep.DataLoader(Uneven(), batch_size=4, num_workers=2, device="cuda", **options) as loader:
+        batches = iter(loader)
+        while True:
+            try:
+                batch = next(batches, None)
+            except ValueError as error:
+                yield str(error)
+                return
+            if batch is None:
+                return
+            gpu_seam.synchronize()
+            assert gpu_seam.gpu_of(batch) == 0
+            yield [int(row[0]) for row in batch.cpu()]
+
+in_order = [list(range(first, first + 4)) for first in range(0, 24, 4)]
+*even, error = given()
+assert even == in_order[:3], even
+assert error.startswith("sample 12 has another structure") and "collate_fn=" in error, error
+assert list(given(collate_fn=torch.utils.data.default_collate)) == in_order
+own = default_collate_fn_map[torch.Tensor]
+default_collate_fn_map[torch.Tensor] = lambda batch, **options: own(batch[::-1], **options)
+assert list(given()) == [batch[::-1] for batch in in_order]
+"""
+
+
+def test_a_sample_unlike_the_first_is_an_error_that_names_the_remedy(socket_path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    Driver(tmp_path / "driver").job(UNEVEN).result()
+
+
 UNSHARED = """
 import gpu_seam
 import coprep, torch, warnings

@@ -6,12 +6,12 @@ use std::time::Duration;
 use coprep_protocol::item::{ENDS_BATCH, ENDS_EPOCH};
 use coprep_shared_memory::handover::Item;
 
-use crate::attachment::Attachment;
+use crate::attachment::{Attachment, HeldSlots};
 use crate::device::{
     AwaitedAnswer, DeviceBatch, HeldPart, MappedRing, OfferedRing, OpenDevice, UploadedBatch,
     Uploader,
 };
-use crate::error::{Result, violation};
+use crate::error::{Error, Result, invalid, violation};
 use crate::raw;
 
 /// A batch on a GPU, and what it gives the user.
@@ -72,6 +72,18 @@ enum DeviceState {
 struct AwaitedPart {
     answer: AwaitedAnswer<Option<UploadedBatch>>,
     ends_epoch: bool,
+}
+
+/// Returns the error of a sample that differs from the others of its stream in structure.
+fn differs(slots: &HeldSlots, row: u32) -> Error {
+    let attachment = slots.attachment();
+    let ids = attachment.index.unwrap_or(attachment.number);
+    let id = raw::integers(slots, ids).get(row as usize).copied();
+    invalid(format!(
+        "sample {} has another structure (types, shapes) than the first one, and batches whose samples differ are not \
+         copied to the GPU: make samples equal in the dataset, or give collate_fn=torch.utils.data.default_collate",
+        id.unwrap_or_default()
+    ))
 }
 
 impl DeviceLink {
@@ -186,6 +198,11 @@ impl DeviceLink {
 
     /// Begins to copy a part. It holds the slots until the copies have ended.
     pub(super) fn take(&mut self, seq: u64, item: &Item, slots: HeldPart) -> Result<()> {
+        if let HeldPart::Staging(staged) = &slots
+            && let Some((row, _)) = staged.large.first()
+        {
+            return Err(differs(staged, *row));
+        }
         self.read_numbers(&slots);
         let DeviceState::Open(uploader, _) = &self.state else {
             return Err(violation("an item before the GPU is ready"));

@@ -11,6 +11,7 @@ use coprep_protocol::message::{
     Attach, Attached, Awaited, Departure, GpuUse, Reply, Request, SampleError, Skipped,
 };
 use coprep_protocol::order;
+use coprep_protocol::spec::BLOB;
 use coprep_shared_memory::handover::{Account, Item};
 use roaring::RoaringBitmap;
 
@@ -315,9 +316,13 @@ impl LoaderLink {
 
     // Batches on a GPU.
 
-    /// Returns `true` if the batches of this stream can be copied to a GPU: all their samples are of a fixed size.
+    /// Returns `true` if the batches of this stream can be copied to a GPU: its samples are of a fixed size.
     pub(super) fn is_uploadable(&self) -> bool {
-        self.attachment.blob.is_none()
+        !self
+            .attachment
+            .fields
+            .iter()
+            .any(|field| field.name == BLOB)
     }
 
     /// Returns `true` if batches are copied to a GPU.

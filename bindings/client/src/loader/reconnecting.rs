@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use coprep_protocol::message::{Attached, RefusalKind};
-use coprep_protocol::spec::{BLOB, Field};
+use coprep_protocol::spec::Field;
 
 use crate::connection::{ConnectOptions, Connection};
 use crate::error::{Error, ErrorKind, Result, invalid};
@@ -219,7 +219,7 @@ fn check_same(before: &Attached, now: &Attached) -> Result<()> {
     let fixed = |a: &Attached| -> Vec<Field> {
         a.fields
             .iter()
-            .filter(|f| f.name != BLOB)
+            .filter(|f| !f.may_be_large())
             .cloned()
             .collect()
     };

@@ -1,7 +1,7 @@
 //! Fields and sizes of the samples of user code.
 
 use coprep_protocol::code::{self, Probed};
-use coprep_protocol::spec::{BLOB, Dtype, Field};
+use coprep_protocol::spec::{BLOB, Dtype, Field, SPARE};
 
 use crate::Result;
 use crate::error::code_failed;
@@ -37,13 +37,15 @@ impl SampleShape {
             .into_iter()
             .map(field)
             .collect::<Result<Vec<_>>>()?;
-        if probed.blob > 0 {
-            fields.push(Field {
-                name: BLOB.into(),
-                dtype: Dtype::U8,
-                shape: vec![blob_room(probed.blob, most_blob)],
-            });
-        }
+        let (name, room) = match probed.blob {
+            0 => (SPARE, LEAST_BLOB as u32),
+            typical => (BLOB, blob_room(typical, most_blob)),
+        };
+        fields.push(Field {
+            name: name.into(),
+            dtype: Dtype::U8,
+            shape: vec![room],
+        });
         Ok(SampleShape {
             fields,
             typical_blob: probed.blob,
@@ -54,24 +56,29 @@ impl SampleShape {
 
     /// Returns the room in a slot for the parts of a sample that have no fixed size.
     pub(super) fn blob(&self) -> u64 {
-        let blob = self.fields.iter().find(|f| f.name == BLOB);
+        let blob = self.fields.iter().find(|f| f.may_be_large());
         blob.map_or(0, |f| f.sample_bytes() as u64)
     }
 
     /// Returns `true` if samples have parts without a fixed size.
     pub(crate) fn is_uneven(&self) -> bool {
-        self.blob() > 0
+        self.typical_blob > 0
     }
 
     /// Returns the bytes of a sample in a slot that are the same for all samples.
     pub(crate) fn fixed_bytes(&self) -> u64 {
-        let fixed = self.fields.iter().filter(|f| f.name != BLOB);
+        let fixed = self.fields.iter().filter(|f| !f.may_be_large());
         fixed.map(|f| f.sample_bytes() as u64).sum()
     }
 
     /// Returns the bytes that most samples take in the cache in their prepared form.
     pub(crate) fn prepared_bytes(&self) -> u64 {
-        self.fixed_bytes() + self.typical_blob.max(self.blob())
+        let blob = if self.is_uneven() {
+            self.typical_blob.max(self.blob())
+        } else {
+            0
+        };
+        self.fixed_bytes() + blob
     }
 }
 

@@ -427,7 +427,8 @@ pub(super) fn ring_of<'a>(
 /// Returns the minibatches that are prepared, each once, in their order.
 fn ready<'a>(batches: impl Iterator<Item = &'a Arc<PendingBatch>>) -> Vec<RingRequest<'a>> {
     let mut seen = BTreeSet::new();
-    let prepared = batches.filter_map(|batch| Some((batch.number, batch.done()?)));
+    let even = batches.filter(|batch| !batch.has_large());
+    let prepared = even.filter_map(|batch| Some((batch.number, batch.done()?)));
     let new = prepared.filter(|(number, done)| done.slots > 0 && seen.insert(*number));
     new.map(|(minibatch, done)| RingRequest {
         minibatch,

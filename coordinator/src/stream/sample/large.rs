@@ -49,6 +49,7 @@ impl PendingSample {
         if !batch.is_wanted() || stream.pool.is_retired() {
             return LargeRoom::Unwanted;
         }
+        batch.note_large();
         if let Ok(Some(at)) = slot.reserve_large(bytes, false) {
             return LargeRoom::At(at);
         }

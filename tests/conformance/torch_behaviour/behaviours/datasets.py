@@ -32,6 +32,13 @@ class AtOnce(Numbers):
         return [int(i) * 10 for i in indices]
 
 
+class Beside(AtOnce):
+    """Gives with each sample the number of samples that it was asked for together with."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(int(i), len(indices)) for i in indices]
+
+
 class Stream(torch_data.IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(5))
@@ -84,9 +91,26 @@ def split(DataLoader: Any) -> None:
 
 @behaviour("__getitems__")
 def getitems(DataLoader: Any) -> None:
-    """A dataset that has __getitems__ is asked for several samples at once."""
+    """A dataset that has __getitems__ is asked by that, and not by __getitem__."""
     for workers in (0, 2):
         assert ints(DataLoader(AtOnce(5), batch_size=2, num_workers=workers)) == [0, 10, 20, 30, 40]
+
+
+@behaviour(
+    "__getitems__ of a batch",
+    difference="Jobs with batches of other sizes share each sample, so it must not depend on those beside it.",
+)
+def getitems_of_a_batch(DataLoader: Any) -> None:
+    """__getitems__ is asked for all samples of a batch at once."""
+    assert [beside.tolist() for _, beside in DataLoader(Beside(4), batch_size=2, num_workers=1)] == [[2, 2], [2, 2]]
+
+
+@getitems_of_a_batch.instead
+def getitems_of_a_batch_ours(DataLoader: Any) -> None:
+    """__getitems__ is asked for one sample at a time."""
+    for workers in (0, 1):
+        batches = DataLoader(Beside(4), batch_size=2, num_workers=workers)
+        assert [beside.tolist() for _, beside in batches] == [[1, 1], [1, 1]]
 
 
 @behaviour("__getitems__ without batching")
