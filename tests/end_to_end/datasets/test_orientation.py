@@ -87,11 +87,13 @@ PROFILE = b"Raw profile type exif\0"
 XMP_KEY = b"XML:com.adobe.xmp\0"
 
 
-def webp(*chunks: tuple[bytes, bytes], flags: int = 0x0C, before: bool = False) -> bytes:
+def webp(*chunks: tuple[bytes, bytes], flags: int | None = None, before: bool = False) -> bytes:
     """Returns a WebP of the extended format with chunks after the pixels, or before them."""
     file = saved("WEBP", lossless=True)
     parts = [kind + struct.pack("<I", len(body)) + body + bytes(len(body) % 2) for kind, body in chunks]
     size = struct.pack("<I", SIDE - 1)[:3] + struct.pack("<I", 15)[:3]
+    if flags is None:
+        flags = sum({b"EXIF": 8, b"XMP ": 4}.get(kind, 0) for kind in {kind for kind, _ in chunks})
     head = b"VP8X" + struct.pack("<I", 10) + bytes([flags, 0, 0, 0]) + size
     body = head + (b"".join(parts) + file[12:] if before else file[12:] + b"".join(parts))
     return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WEBP" + body
@@ -191,7 +193,7 @@ FILES: dict[str, bytes] = {
     "webp, EXIF twice": webp((b"EXIF", exif(6)), (b"EXIF", exif(3))),
     "webp, EXIF that the flags deny": webp((b"EXIF", exif(6)), flags=0),
     "webp, XMP": webp((b"XMP ", XMP_6)),
-    "webp, XMP that the flags deny": webp((b"XMP ", XMP_6), flags=8),
+    "webp, XMP that the flags deny": webp((b"XMP ", XMP_6), flags=0),
     "webp, both": webp((b"XMP ", XMP_6), (b"EXIF", exif(3))),
 }
 
