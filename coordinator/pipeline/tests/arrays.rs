@@ -187,8 +187,8 @@ fn a_file_of_another_format_is_no_tokens() {
             b"MMIDIDX\0\0\x01\0\0\0\0\0\0\0\x08...".to_vec(),
             "give the .bin file",
         ),
-        (llm_c(2024_05_20, 1, 2), "pass offset=1024"),
-        (llm_c(2024_08_01, 7, 4), "pass offset=1024"),
+        (llm_c(20_240_520, 1, 2), "pass offset=1024"),
+        (llm_c(20_240_801, 7, 4), "pass offset=1024"),
     ] {
         std::fs::write(&path, &file).expect("the folder is writable");
         let list = TokenFiles {

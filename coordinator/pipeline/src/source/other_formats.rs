@@ -118,13 +118,13 @@ fn ends_as_parquet(tail: &[u8], size: u64) -> bool {
     tail.ends_with(b"PAR1") && length.is_some_and(|length| u64::from(length) + 12 <= size)
 }
 
-/// Returns `true` if the number of tokens in the header of llm.c is that of the file: of 2 bytes in the files for GPT-2, and
-/// of 4 in those for Llama 3.
+/// Returns `true` if a file begins with the date that llm.c writes, and has as many tokens as its header says: of 2 bytes
+/// for GPT-2, and of 4 for Llama 3.
 fn is_llm_c(head: &[u8], size: u64) -> bool {
     let number = |at| array(head, at).map(u32::from_le_bytes);
     let item = match number(0) {
-        Some(2024_05_20) => 2,
-        Some(2024_08_01) => 4,
+        Some(20_240_520) => 2,
+        Some(20_240_801) => 4,
         _ => return false,
     };
     number(8).is_some_and(|tokens| 1024 + u64::from(tokens) * item == size)
