@@ -131,7 +131,9 @@ class Samples:
         packed: list[Any] = []
         if last is not None and (structure.has_blob or last.large):
             packed = structure.unpacked(_blobs(last, all_rows=structure.has_blob), len(index))
-        return self._with_ids(self._batch(structure, fields, packed, len(index)), index)
+        with self._naming(index):
+            batch = self._batch(structure, fields, packed, len(index))
+        return self._with_ids(batch, index)
 
     def _batch(self, structure: Structure, fields: list[Array], packed: list[Any], count: int) -> Any:
         if structure.is_whole:
@@ -154,7 +156,21 @@ class Samples:
         if not (structure.is_whole or self._has_own_rules(structure)):
             with contextlib.suppress(MismatchError):
                 return self._with_ids(written(structure, samples, self._framework), index)
-        return self._with_ids(self._finish(samples), index)
+        with self._naming(index):
+            batch = self._finish(samples)
+        return self._with_ids(batch, index)
+
+    @contextlib.contextmanager
+    def _naming(self, index: Array) -> Iterator[None]:
+        """Names the sample that has another structure than the first one of its batch."""
+        try:
+            yield
+        except MismatchError as error:
+            # A batch of an iterable dataset has one number for all its items.
+            if error.row >= len(index):
+                raise
+            sample = self.positions.of(int(index[error.row]))
+            raise ValueError(f"sample {sample} is unlike the first one of its batch: {error}") from None
 
     def _finish(self, samples: list[Any], *, as_worker: bool = False) -> Any:
         """Returns the batch of whole samples. ``as_worker``: as a worker of PyTorch makes it."""

@@ -39,7 +39,13 @@ def written(structure: Structure, samples: list[Any], framework: Framework) -> A
         MismatchError: one of them does not have it.
     """
     arrays = [np.empty((len(samples), *field.shape), field.storage) for field in structure.fields]
-    packed = [structure.write(sample, arrays, i) for i, sample in enumerate(samples)]
+    packed = []
+    for i, sample in enumerate(samples):
+        try:
+            packed.append(structure.write(sample, arrays, i))
+        except MismatchError as error:
+            error.row = i
+            raise
     blobs: list[memoryview | None] = [_bytes_of(part) for part in packed if part is not None]
     return structure.batch(arrays, blobs if structure.has_blob else None, len(samples), framework)
 
@@ -53,10 +59,7 @@ def _bytes_of(packed: Packed) -> memoryview:
 def _of_arrays(samples: list[Any]) -> Any:
     # A tensor of a derived class has its values in NumPy, too.
     arrays = [convert(sample, "numpy") for sample in samples]
-    try:
-        return written(Structure.of(arrays[0]), arrays, "numpy")
-    except MismatchError as error:
-        raise ValueError(str(error)) from None
+    return written(Structure.of(arrays[0]), arrays, "numpy")
 
 
 def _of_tensors(samples: list[Any], *, as_worker: bool) -> Any:
@@ -154,10 +157,10 @@ def _table() -> dict[Any, Any]:
 
 def changed_kinds() -> list[Any]:
     """Returns the types whose rules are not PyTorch's own."""
-    table = _table()
-    if not table:
+    table, torch = _table(), sys.modules.get("torch")
+    # A program may keep PyTorch from being imported, after parts of it were.
+    if not table or torch is None:
         return []
-    torch: Any = sys.modules["torch"]
     module: Any = sys.modules["torch.utils.data._utils.collate"]
     names = {
         torch.Tensor: "tensor",

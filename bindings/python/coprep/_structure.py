@@ -335,6 +335,9 @@ def _name(path: Path) -> str:
 class MismatchError(ValueError):
     """A sample does not have the structure of the first one."""
 
+    row = 0
+    """Number of the sample in its batch."""
+
 
 def _mismatch(path: Path, has: str, had: str) -> MismatchError:
     where = f"part {_name(path)!r} of the sample" if path else "the sample"
