@@ -25,6 +25,7 @@ use coprep_protocol::message::{CacheForm, CacheStatus, FormStatus};
 use coprep_protocol::operators;
 use coprep_protocol::spec::{Op, PipelineSpec};
 use coprep_shared_memory::lock::lock;
+use coprep_storage::FileVersions;
 
 use crate::Result;
 pub use crate::caches::disk_tier::check_disk_folder;
@@ -61,7 +62,7 @@ pub(crate) struct DatasetCache {
     pub(crate) store: Box<dyn SampleCache>,
     /// The choice of each sample's form by its price; only for [`CacheForm::Auto`].
     pub(crate) forms: Option<Forms>,
-    /// Set if samples are local files, which may be written anew.
+    /// Set if samples are made of local files, which may be written anew.
     looks: Option<FileLooks>,
     dataset: String,
     /// A description of the samples, if the coordinator's own pipelines make them.
@@ -159,7 +160,7 @@ pub(crate) struct CacheOptions<'a> {
     pub(crate) segment: Option<&'a str>,
     /// `true` if samples that are not decoded in full for the cache are decoded with reduction, which is faster.
     pub(crate) reduces: bool,
-    /// `true` if samples are local files, which may be written anew.
+    /// `true` if samples are made of local files, which may be written anew.
     pub(crate) of_files: bool,
 }
 
@@ -323,20 +324,24 @@ impl DatasetCache {
         self.looks.as_ref().is_some_and(is_due) && self.store.has(id)
     }
 
-    /// Compares a cached sample with its file, if that is due, and removes it if it was made from another version.
-    /// `version` looks at the file, and returns `None` if it cannot tell. Returns `true` if it did.
-    pub(crate) fn look(&self, id: u32, version: impl FnOnce() -> Option<u64>) -> bool {
+    /// Compares a cached sample with its file, if that is due, and removes it if that has changed. `has_changed` looks at
+    /// the file, and returns `None` if it cannot tell. Returns `true` if it did.
+    pub(crate) fn look(
+        &self,
+        id: u32,
+        has_changed: impl FnOnce(Meta, &FileVersions) -> Option<bool>,
+    ) -> bool {
         let looks = self.looks.as_ref();
         let due = looks.and_then(|looks| Some((looks, looks.due(id)?, self.store.meta(id)?)));
         let Some((looks, round, cached)) = due else {
             return false;
         };
-        let version = version();
-        if version.is_some_and(|version| version != cached.version) {
+        let has_changed = has_changed(cached, &looks.versions);
+        if has_changed == Some(true) {
             self.remove(id, cached);
         }
         looks.looked(id, round);
-        version.is_some()
+        has_changed.is_some()
     }
 
     /// Removes a sample, so that it is cached anew.

@@ -18,8 +18,8 @@ each_kind = pytest.mark.parametrize("name", KINDS)
 def each() -> pytest.MarkDecorator:
     """Returns each kind. Kinds that are not seen are known to fail.
 
-    Not each time: a shadow sample may show the difference, and jobs that wrongly share may give right samples by chance,
-    if the second one forks the workers after the first has left.
+    Not each time: a shadow sample may show the difference, and jobs that wrongly share may give right samples by
+    chance, if the second one forks the workers after the first has left.
     """
     found = []
     for name, kind in KINDS.items():

@@ -24,6 +24,7 @@ from coprep import _exchange
 from coprep._coprep import SampleTask, WorkerLink, keep_freed_memory
 from coprep._generators import SampleSeeder
 from coprep._iterables import Batches, EpochEnds, Reader
+from coprep._opened import OpenedFiles
 from coprep._output import detach
 from coprep._packing import Packed, pack, unpack
 from coprep._processes import end_with_parent, flush, is_hung_up, leave_parent
@@ -132,6 +133,7 @@ class _Worker:
         # The one worker of an iterable dataset iterates it for all jobs.
         self._reader = Reader(program.dataset, self._seed) if isinstance(program.dataset, Batches) else None
         self._scratch = [_Scratch(descriptor) for descriptor in start.scratch]
+        self._opened = OpenedFiles()
         if layout is not None:
             self._structure: Structure = _exchange.loads(layout.structure)
             self._views = _views(layout, self._structure)
@@ -186,9 +188,12 @@ class _Worker:
                 else:
                     # The cached value must not depend on who asked first, so the stream's seed is not used here.
                     self._seeder.seed_all(0, sample, 0)
-                    value = self._fetch(sample)
                     if task.keep and scratch is not None:
-                        kept = scratch.keep(pack(value))
+                        self._opened.begin()
+                        value = self._fetch(sample)
+                        kept = scratch.keep(pack(value), self._opened.end())
+                    else:
+                        value = self._fetch(sample)
                 link.note_made()
                 stage = "transform"
                 self._seeder.seed_by(task.key)
@@ -431,15 +436,17 @@ class _Scratch:
         assert self._memory is not None
         return memoryview(self._memory)[at : at + size]
 
-    def keep(self, packed: Packed) -> tuple[int, int]:
-        """Writes a value behind the others, and returns its offset and size in bytes."""
+    def keep(self, packed: Packed, files: bytes) -> tuple[int, int]:
+        """Writes a value and the list of its files behind the others. Returns the offset and size of both in bytes."""
         # Aligned, so that arrays can be used in place.
         at = -(-self._end // 64) * 64
-        self._end = at + packed.size
+        behind = at + packed.size
+        self._end = behind + len(files)
         self._reach(self._end)
         assert self._memory is not None
-        packed.write_to(memoryview(self._memory)[at : self._end])
-        return at, packed.size
+        packed.write_to(memoryview(self._memory)[at:behind])
+        self._memory[behind : self._end] = files
+        return at, self._end - at
 
     def _reach(self, end: int) -> None:
         if end and (self._memory is None or len(self._memory) < end):

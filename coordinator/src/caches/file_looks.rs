@@ -5,10 +5,14 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use coprep_storage::FileVersions;
+
 /// The last round in which each sample's file was looked at.
 pub(crate) struct FileLooks {
     round: AtomicU32,
     looked: Box<[AtomicU32]>,
+    /// Compares the files that user code has opened. A pipeline's dataset compares its own.
+    pub(super) versions: FileVersions,
 }
 
 impl FileLooks {
@@ -16,6 +20,7 @@ impl FileLooks {
         FileLooks {
             round: AtomicU32::new(0),
             looked: (0..samples).map(|_| AtomicU32::new(0)).collect(),
+            versions: FileVersions::default(),
         }
     }
 

@@ -259,7 +259,8 @@ impl Registry {
             cached_pipeline: None,
             bytes: request.cache.bytes,
             reduces: false,
-            of_files: false,
+            // A value has a list of the files of which it was made. Prepared samples have none.
+            of_files: form != CacheForm::Prepared,
         };
         let sample_bytes = match form {
             CacheForm::Prepared => shape.prepared_bytes(),

@@ -15,9 +15,44 @@ use xxhash_rust::xxh3::xxh3_64;
 /// compares them as 32-bit numbers.
 const RENUMBERING: [u32; 3] = [0x6573_5546, 0xff53_4d42, 0xfe53_4d42];
 
+/// What the file system says of a file, by which its versions are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStat {
+    /// Length in bytes.
+    pub size: i64,
+    /// Time of the last write, in nanoseconds.
+    pub written_ns: i64,
+    /// Time of the last change of the file or of what is said of it, in nanoseconds. A file whose size and time of writing
+    /// were restored has another one.
+    pub changed_ns: i64,
+    /// Number of the file.
+    pub inode: i64,
+}
+
+impl FileStat {
+    fn of(meta: &Metadata) -> Self {
+        let ns = |seconds: i64, ns: i64| seconds.wrapping_mul(1_000_000_000).wrapping_add(ns);
+        FileStat {
+            size: meta.size() as i64,
+            written_ns: ns(meta.mtime(), meta.mtime_nsec()),
+            changed_ns: ns(meta.ctime(), meta.ctime_nsec()),
+            inode: meta.ino() as i64,
+        }
+    }
+
+    /// Returns the same without what a file system that numbers files anew may change at any time.
+    fn lasting(self) -> Self {
+        FileStat {
+            changed_ns: 0,
+            inode: 0,
+            ..self
+        }
+    }
+}
+
 /// Tells versions of files apart.
 #[derive(Debug, Default)]
-pub(crate) struct FileVersions {
+pub struct FileVersions {
     /// Whether the inodes of a device stay the same, by the number of the device.
     devices: RwLock<BTreeMap<u64, bool>>,
 }
@@ -28,21 +63,29 @@ impl FileVersions {
     /// # Errors
     /// If the file is missing, or the file system cannot tell.
     pub(crate) fn of(&self, path: &Path) -> io::Result<u64> {
-        let meta = std::fs::metadata(path)?;
-        // A file whose size and time of writing were restored has another time of change.
-        let kept = [meta.ino() as i64, meta.ctime(), meta.ctime_nsec()];
-        let kept = if self.keeps_inodes(path, &meta) {
-            kept
-        } else {
-            [0; 3]
-        };
-        let parts = [meta.size() as i64, meta.mtime(), meta.mtime_nsec()];
-        let bytes: Vec<u8> = parts
-            .iter()
-            .chain(&kept)
-            .flat_map(|part| part.to_le_bytes())
-            .collect();
+        let (stat, keeps_inodes) = self.stat(path)?;
+        let stat = if keeps_inodes { stat } else { stat.lasting() };
+        let parts = [stat.size, stat.written_ns, stat.changed_ns, stat.inode];
+        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_le_bytes()).collect();
         Ok(xxh3_64(&bytes).max(1))
+    }
+
+    /// Returns `true` if the file is another one than when it was `before`, or is gone. Returns `None` if the file system
+    /// cannot tell.
+    #[must_use]
+    pub fn has_changed(&self, path: &Path, before: FileStat) -> Option<bool> {
+        match self.stat(path) {
+            Ok((now, true)) => Some(now != before),
+            Ok((now, false)) => Some(now.lasting() != before.lasting()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Some(true),
+            Err(_) => None,
+        }
+    }
+
+    /// Returns what is said of a file, and whether its inode stays the same.
+    fn stat(&self, path: &Path) -> io::Result<(FileStat, bool)> {
+        let meta = std::fs::metadata(path)?;
+        Ok((FileStat::of(&meta), self.keeps_inodes(path, &meta)))
     }
 
     fn keeps_inodes(&self, path: &Path, meta: &Metadata) -> bool {

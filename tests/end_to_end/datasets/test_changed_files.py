@@ -187,6 +187,53 @@ def test_a_job_that_joins_another_is_given_the_new_file_and_so_is_the_other(
         assert values(first) == in_files(folder)
 
 
+class OpenedByPython:
+    """A dataset of a program's own, of the images of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = images(folder)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array(Image.open(self.paths[index]).resize((SIDE, SIDE)))
+
+
+def as_it_is(value: Any) -> Any:
+    return value
+
+
+def own_loader(folder: Path, cache: str) -> coprep.DataLoader:
+    options: dict[str, Any] = {"framework": "numpy", "with_index": True, "cache": cache, "num_workers": 2}
+    return coprep.DataLoader(OpenedByPython(folder), 5, transform=as_it_is, **options)
+
+
+def own_values(train: coprep.DataLoader) -> list[int]:
+    found = {int(i): int(image.flat[0]) for batch, ids in train for image, i in zip(batch, ids, strict=True)}
+    return [found[i] for i in range(len(found))]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cache", ["decoded", "auto"])
+def test_a_value_of_a_python_dataset_is_made_anew(
+    socket_path: Path, folder: Path, cache: str, way: Callable[[Path], None]
+) -> None:
+    with own_loader(folder, cache) as first:
+        for _ in range(3):
+            assert own_values(first) == [*range(SAMPLES)]
+        way(images(folder)[5])
+        # Minibatches that lie ready for the first job were made before.
+        with own_loader(folder, cache) as second:
+            for _ in range(2):
+                own_values(second)
+            assert len(coprep.status()["streams"]) == 1
+            assert own_values(second) == in_files(folder)
+    assert coprep.status()["streams"] == []
+    with own_loader(folder, cache) as third:
+        assert own_values(third) == in_files(folder)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_named_cache_that_outlives_its_coordinator_has_the_new_file(
     socket_path: Path, folder: Path, way: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coprep_cache::Meta;
 use coprep_costs::MeasuredTimes;
 use coprep_pipeline::Dataset;
 use coprep_protocol::message::CacheForm;
@@ -152,15 +153,15 @@ impl Recipe {
     /// Compares a cached sample with its file, if that is due. A sample whose file has changed is not cached then. Returns
     /// `true` if the file was looked at.
     pub(crate) fn look(&self, id: u32) -> bool {
-        let version = || match self.look_at_file(id)? {
-            Ok(version) => Some(version),
+        let has_changed = |cached: Meta, _: &_| match self.look_at_file(id)? {
+            Ok(version) => Some(version != cached.version),
             // The sample is then read, and found missing.
-            Err(e) if e.kind() == ErrorKind::NotFound => Some(0),
+            Err(e) if e.kind() == ErrorKind::NotFound => Some(true),
             // Storage that does not answer now says nothing about the sample.
             Err(_) => None,
         };
         let cache = self.cache.as_ref();
-        cache.is_some_and(|cache| cache.look(id, version))
+        cache.is_some_and(|cache| cache.look(id, has_changed))
     }
 
     fn look_at_file(&self, id: u32) -> Option<std::io::Result<u64>> {

@@ -21,6 +21,7 @@ mod current_server;
 mod deadly;
 mod fork_server;
 mod loading;
+mod opened_files;
 mod sample_shape;
 mod task;
 mod worker;

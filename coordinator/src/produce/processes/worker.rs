@@ -43,6 +43,7 @@ use crate::error::{from_lower, os};
 use crate::produce::deadline_queue::Deadline;
 use crate::produce::processes::deadly::Verdict;
 use crate::produce::processes::fork_server::{ForkServer, Forked};
+use crate::produce::processes::opened_files::have_changed;
 use crate::produce::processes::worker::room::Want;
 use crate::produce::processes::{Begin, ProcessPool, Task, TaskEstimate, TaskOutcome, Trouble};
 
@@ -488,6 +489,9 @@ fn fill(
     file: &File,
     at: &mut u64,
 ) -> std::io::Result<()> {
+    cache.look(sample.id, |_, versions| {
+        have_changed(&cache.store.get(sample.id)?, versions)
+    });
     match cache.store.get(sample.id) {
         Some(hit) => {
             cache.count_hit();
