@@ -395,15 +395,16 @@ impl<W: StageWork> StageQueues<W> {
     }
 
     fn count_fetched(&mut self, ready: &Ready, is_apart: bool) {
-        // The sample may have been cached meanwhile, or its read has failed.
-        let fetched = u64::from(ready.is_answered);
-        if ready.bytes > 0 {
+        // A fetch of 0 bytes does not count: the sample may have been cached meanwhile.
+        let fetched = u64::from(ready.bytes > 0);
+        if fetched > 0 {
             self.typical = (15 * self.typical + ready.bytes) / 16;
         }
         if is_apart {
             self.sums.fetched_apart += fetched;
         } else {
             self.sums.fetched += fetched;
+            self.sums.compared += u64::from(ready.is_answered).saturating_sub(fetched);
             self.sums.fetched_bytes += ready.bytes;
             self.sums.fetch_cpu_s += f64::from(ready.at_work);
         }

@@ -11,6 +11,8 @@ use crate::produce::threads::stages::{StageQueues, StageWork};
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::produce::threads) struct Sums {
     pub(in crate::produce::threads) fetched: u64,
+    /// Number of cached samples that were compared with their files.
+    pub(in crate::produce::threads) compared: u64,
     pub(in crate::produce::threads) fetched_bytes: u64,
     pub(in crate::produce::threads) prepared: u64,
     pub(in crate::produce::threads) fetch_s: f64,
@@ -90,11 +92,11 @@ impl<W: StageWork> StageQueues<W> {
         }
     }
 
-    /// Returns the seconds and the number of fetched samples since the last call of
+    /// Returns the seconds and the number of samples that waited for storage since the last call of
     /// [`start_interval`](Self::start_interval).
     pub(in crate::produce::threads) fn lately(&self) -> (f64, u64) {
         let (now, then) = (&self.sums, &self.recent);
-        (now.seconds - then.seconds, now.fetched - then.fetched)
+        (now.seconds - then.seconds, now.waits() - then.waits())
     }
 
     /// Starts a new interval for [`lately`](Self::lately). Returns the work of the interval that ends.
@@ -126,12 +128,17 @@ impl<W: StageWork> StageQueues<W> {
 }
 
 impl Sums {
+    /// Returns the number of samples for which a thread has waited for storage.
+    fn waits(&self) -> u64 {
+        self.fetched + self.compared
+    }
+
     /// Returns the work done from `before` to now.
     pub(in crate::produce::threads) fn since(&self, before: &Sums) -> Interval {
         let seconds = self.seconds - before.seconds;
         Interval {
             seconds,
-            fetched: (self.fetched - before.fetched) as u32,
+            fetched: (self.waits() - before.waits()) as u32,
             fetched_bytes: self.fetched_bytes - before.fetched_bytes,
             prepared: (self.prepared - before.prepared) as u32,
             fetch_s: self.fetch_s - before.fetch_s,
