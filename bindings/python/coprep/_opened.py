@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import struct
 import sys
 from typing import Any
@@ -20,7 +21,7 @@ _MAGIC = b"CPRPopen"
 _MOST = 64
 """Most files of a value. One that is made of more is not compared with them."""
 _WRITES = os.O_WRONLY | os.O_RDWR
-_CODE = (".py", ".pyc", ".so", b".py", b".pyc", b".so")
+_CODE = (b".py", b".pyc", b".so")
 """Endings of files that are opened for an import."""
 
 
@@ -51,10 +52,13 @@ class OpenedFiles:
         # An exception would be one of the user's code.
         with contextlib.suppress(Exception):
             path, _mode, flags = arguments
-            if isinstance(path, (str, bytes)) and not flags & _WRITES and not path.endswith(_CODE):  # type: ignore[arg-type]
-                name = os.fsencode(os.path.abspath(path))
-                if name not in self._found:
-                    # Before the file is read, so that one that changes meanwhile is found to have changed.
-                    about = os.stat(name)
-                    stat = (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
-                    self._found[name] = _ENTRY.pack(*stat, len(name)) + name
+            # A number is that of a file that is open.
+            if not isinstance(path, (str, bytes)) or flags & _WRITES:
+                return
+            name = os.path.abspath(os.fsencode(path))
+            if name not in self._found and not name.endswith(_CODE):
+                # Before the file is read, so that one that changes meanwhile is found to have changed.
+                about = os.stat(name)
+                if stat.S_ISREG(about.st_mode):
+                    times = about.st_mtime_ns, about.st_ctime_ns
+                    self._found[name] = _ENTRY.pack(about.st_size, *times, about.st_ino, len(name)) + name
