@@ -69,10 +69,13 @@ pub(crate) struct DatasetDisk {
     dropped: AtomicU64,
     /// `true` if the log has told of a damaged sample.
     damage_is_told: AtomicBool,
-    /// The samples that wait to be written, with the versions of their files.
-    waiting: Mutex<HashMap<u32, (u64, Arc<Vec<u8>>)>>,
+    /// The samples that wait to be written.
+    waiting: Mutex<HashMap<u32, WaitingSample>>,
     queue: Arc<WriteQueue<DiskWrite>>,
 }
+
+/// A sample that can be read although it is not written yet: the version of its file, and its bytes.
+type WaitingSample = (u64, Arc<Vec<u8>>);
 
 /// A sample that waits to be written. It can be read until this is dropped, written or not.
 struct DiskWrite {
