@@ -250,6 +250,7 @@ fn add(cache: &NoEviction) -> HashSet<u32> {
         form: Form::Decoded,
         width: 1,
         height: 2,
+        version: 3,
     };
     let add = |id: &u32| {
         let Some(mut room) = cache.reserve(*id, 70 + *id as usize, meta) else {
