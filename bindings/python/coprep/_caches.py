@@ -81,7 +81,7 @@ def caches_of(cls: Any) -> frozenset[str]:
     libraries = _libraries_of(cls)
     found = {name for library in libraries for name in _OF_LIBRARIES.get(library, ())}
     if "monai" in libraries:
-        # What its generator was last used for.
+        # These attributes hold the last use of its generator.
         found |= _randomized(cls)
     if _is_of(cls, "datasets.arrow_dataset", "Dataset"):
         # It stands for the data, which counts itself. After steps that have no name in all processes, it is random.

@@ -66,7 +66,7 @@ def _of_tensors(samples: list[Any], *, as_worker: bool) -> Any:
     from torch.utils.data._utils import collate as torchs
 
     table = torchs.default_collate_fn_map
-    # What PyTorch has no rule for comes last, so that any rule of the user's goes before it.
+    # Types for which PyTorch has no rule come last, so that any rule of the user's goes before them.
     rules: dict[Any, Any] = dict(table)
     for kind, rule in _further().items():
         rules.setdefault(kind, rule)

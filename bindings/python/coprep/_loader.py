@@ -63,19 +63,15 @@ _TIMEOUT = 600.0
 _LONGEST = 1e7
 """Longest ``timeout`` in seconds (116 days). A longer one, infinity too, is cut to this."""
 _NO_FUNCTIONS = "a native pipeline makes whole batches: it takes no collate_fn, transform or batch_size=None"
-_OF_STREAM = frozenset(("dataset", "num_workers", "timeout", "worker_init_fn", "multiprocessing_context")) | {
-    "generator",
-    "persistent_workers",
-    "transform",
-}
-"""Settings that the stream knows of."""
-_OF_CONNECTION = frozenset(("_loader", "_code", "_job_code", "_identity", "_fresh_identity", "_positions")) | {
-    "_resume",
-    "_told",
-    "_last_pass",
-    "_make",
-    "_pin",
-}
+_OF_STREAM = frozenset(
+    ("dataset", "num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
+    + ("persistent_workers", "transform")
+)
+"""Settings that are part of the stream: it is left if one of them changes."""
+_OF_CONNECTION = frozenset(
+    ("_loader", "_code", "_job_code", "_identity", "_fresh_identity", "_positions", "_resume", "_told", "_last_pass")
+    + ("_make", "_pin")
+)
 """Attributes that a copy of a loader does not have."""
 _connected: weakref.WeakSet[DataLoader] = weakref.WeakSet()
 """Loaders that have been connected to the coordinator."""

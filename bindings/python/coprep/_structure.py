@@ -410,7 +410,7 @@ _FAMILY = {
     **dict.fromkeys(("tensor", "bfloat16"), "tensor"),
     "image": "image",
 }
-"""What PyTorch stacks with each other whichever comes first, by the way of a leaf."""
+"""Families of leaves that PyTorch stacks with each other, whichever comes first."""
 
 
 def _refusal(found: str, path: Path) -> TypeError:

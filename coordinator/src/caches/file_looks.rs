@@ -1,4 +1,4 @@
-//! Whether the files of cached samples were looked at since the last job started.
+//! This module records which files of cached samples were looked at since the last job started.
 //!
 //! A file may be written anew while its sample is cached. A job expects the files as they are when it starts, so each
 //! start of a job begins a round, and a cached sample is compared with its file once a round, before it is used.

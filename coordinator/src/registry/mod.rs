@@ -227,7 +227,9 @@ impl Registry {
             }
             let found = stream;
             let stream = self.meet(&key, request, &found);
-            self.begin_looks(&stream.config.producer, &request.cache);
+            if let Some(cache) = stream.config.producer.cache() {
+                self.begin_looks(cache, &request.cache);
+            }
             // The stream may have been opened at the same moment for a job with another seed, say. Then this job looks
             // again.
             let attach = || {
@@ -272,12 +274,10 @@ impl Registry {
         }
     }
 
-    /// Compares cached samples with their files before a job is given them that starts now, unless it waives that.
-    fn begin_looks(&self, producer: &Producer, request: &CacheRequest) {
-        if let Some(cache) = producer.cache()
-            && request.check_files
-            && self.settings.check_files
-        {
+    /// Compares cached samples with their files before a job or a warm-up that starts now uses them, unless it or the
+    /// operator waives that.
+    fn begin_looks(&self, cache: &DatasetCache, request: &CacheRequest) {
+        if request.check_files && self.settings.check_files {
             cache.begin_looks();
         }
     }

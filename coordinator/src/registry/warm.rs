@@ -138,9 +138,7 @@ pub(crate) fn warm(
     match &cache {
         Some(cache) => {
             mark(cache, request.keep);
-            if request.cache.check_files {
-                cache.begin_looks();
-            }
+            registry.begin_looks(cache, &request.cache);
         }
         None if recipe.disk.is_some() => {}
         None => {

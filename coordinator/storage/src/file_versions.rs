@@ -15,15 +15,15 @@ use xxhash_rust::xxh3::xxh3_64;
 /// compares them as 32-bit numbers.
 const RENUMBERING: [u32; 3] = [0x6573_5546, 0xff53_4d42, 0xfe53_4d42];
 
-/// What the file system says of a file, by which its versions are told apart.
+/// The attributes of a file by which its versions are told apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStat {
     /// Length in bytes.
     pub size: i64,
     /// Time of the last write, in nanoseconds.
     pub written_ns: i64,
-    /// Time of the last change of the file or of what is said of it, in nanoseconds. A file whose size and time of writing
-    /// were restored has another one.
+    /// Time of the last change of the file or of its attributes, in nanoseconds. A file whose size and time of writing were
+    /// restored has another one.
     pub changed_ns: i64,
     /// Number of the file.
     pub inode: i64,
@@ -40,7 +40,7 @@ impl FileStat {
         }
     }
 
-    /// Returns the same without what a file system that numbers files anew may change at any time.
+    /// Returns the same without the attributes that a file system which numbers files anew may change at any time.
     fn lasting(self) -> Self {
         FileStat {
             changed_ns: 0,
@@ -53,7 +53,7 @@ impl FileStat {
 /// Tells versions of files apart.
 #[derive(Debug, Default)]
 pub struct FileVersions {
-    /// Whether the inodes of a device stay the same, by the number of the device.
+    /// Maps the number of a device to `true` if inodes on it stay the same.
     devices: RwLock<BTreeMap<u64, bool>>,
 }
 
@@ -82,7 +82,7 @@ impl FileVersions {
         }
     }
 
-    /// Returns what is said of a file, and whether its inode stays the same.
+    /// Returns the attributes of a file, and `true` if its inode stays the same.
     fn stat(&self, path: &Path) -> io::Result<(FileStat, bool)> {
         let meta = std::fs::metadata(path)?;
         Ok((FileStat::of(&meta), self.keeps_inodes(path, &meta)))

@@ -287,6 +287,18 @@ def test_who_waives_the_comparison_is_given_what_is_cached(
     assert run(folder, cache="decoded", check_files=waived_by != "the job") == [*range(SAMPLES)]
 
 
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_a_warm_up_has_the_new_file_unless_the_operator_waives_it(
+    socket_path: Path, folder: Path, switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COPREP_CHECK_FILES", switch)
+    assert run(folder, cache="encoded") == [*range(SAMPLES)]
+    in_place(images(folder)[5])
+    subprocess.run(["coprep", "warm", str(folder), "--form", "encoded"], check=True, capture_output=True, timeout=WAIT)
+    expected = in_files(folder) if switch == "on" else [*range(SAMPLES)]
+    assert run(folder, cache="encoded", check_files=False) == expected
+
+
 def test_a_list_of_files_of_which_one_is_gone_says_so(socket_path: Path, folder: Path) -> None:
     pipeline = coprep.Files([str(path) for path in images(folder)]).decode().resize(SIDE).center_crop(SIDE)
     options: dict[str, Any] = {"framework": "numpy", "with_index": True, "cache": "decoded"}

@@ -14,7 +14,7 @@ use crate::chunks::array;
 pub(super) struct OtherFormat {
     /// A name with its article.
     pub(super) name: &'static str,
-    /// What to do with such a file.
+    /// The advice to a user who has such a file.
     pub(super) remedy: &'static str,
 }
 

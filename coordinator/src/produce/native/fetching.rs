@@ -50,11 +50,11 @@ impl Recipe {
     ) -> Result<Fetched, Failure> {
         let before = ThreadUsage::now();
         let is_read_here = arrived.is_none();
-        let mut file = Vec::new();
-        let version = self.version(id);
+        let (mut file, mut version) = (Vec::new(), 0);
         let (cost, fetched_at, bytes) = match self.fetch_into_cache(id, &mut arrived)? {
             Some(admitted) => (admitted.cost, FetchedAt::InCache, admitted.bytes),
             None => {
+                version = self.version(id);
                 let cost = self.fetch_file(id, version, &mut file, &mut arrived)?;
                 (cost, FetchedAt::InMemory, file.len() as u64)
             }

@@ -25,7 +25,7 @@ pub(super) fn have_changed(value: &[u8], versions: &FileVersions) -> Option<bool
     changed
 }
 
-/// Returns the bytes of the entries. What a worker has written is not trusted: without a valid end there are none.
+/// Returns the bytes of the entries. A list that a worker has written is not trusted: without a valid end it has none.
 fn entries(value: &[u8]) -> &[u8] {
     let list = value.strip_suffix(MAGIC).and_then(|value| {
         let (value, length) = value.split_last_chunk()?;
