@@ -581,7 +581,7 @@ pub struct Attached {
     pub notes: Vec<String>,
     /// Why the job does not share with jobs that use the same class of dataset, one sentence for each of their streams.
     pub unshared: Vec<String>,
-    /// How many samples of the dataset are left out because they cannot be used, and the first of them; or `None`.
+    /// A sentence on the samples of the dataset that are left out, with their number and the first of them, or `None`.
     pub left_out: Option<String>,
     /// Distinguishes the job from every other, including those of the same group. To be presented in
     /// [`Attach::tokens`].

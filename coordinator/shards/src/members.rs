@@ -349,7 +349,7 @@ impl ParsedHeader {
             EntryType::Regular | EntryType::Continuous => HeaderKind::File,
             EntryType::GNULongName => HeaderKind::Extension(Extension::GnuName),
             EntryType::XHeader => HeaderKind::Extension(Extension::Pax),
-            // That of Solaris.
+            // The letter that Solaris writes.
             kind if kind.as_byte() == b'X' => HeaderKind::Extension(Extension::Pax),
             EntryType::GNULongLink | EntryType::XGlobalHeader => {
                 HeaderKind::Extension(Extension::Ignored)

@@ -118,7 +118,7 @@ FILES: dict[str, bytes] = {
     "jpeg, no metadata": saved("JPEG"),
     "jpeg, XMP by Pillow": saved("JPEG", xmp=XMP_6),
     "webp, XMP by Pillow": saved("WEBP", lossless=True, xmp=XMP_6),
-    # How the tag is written.
+    # The spelling of the tag.
     **{
         f"{form}, {name}": make(data)
         for form, make in {

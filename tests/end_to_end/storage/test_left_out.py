@@ -18,7 +18,7 @@ from stored_images import loader, run
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 ESCAPE = "\x1b[31m"
-"""What colours a terminal red."""
+"""A sequence that colours a terminal red."""
 
 
 @pytest.fixture(autouse=True)

@@ -102,7 +102,7 @@ def by_tarfile(form: str, keys: str = "{}", between: str = "nothing", **fields: 
 
 
 def refused(form: str, keys: str) -> bool:
-    """Whether ``tarfile`` cannot write such names."""
+    """``True`` if ``tarfile`` cannot write such names."""
     return form == "ustar" and len(keys) > 300
 
 
