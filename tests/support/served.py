@@ -33,8 +33,11 @@ class Coordinator:
         assert self.process.poll() is None, log.read_text()
 
     def lines(self) -> list[dict[str, Any]]:
+        text = self.log.read_text()
         # The coordinator may be writing its last line.
-        return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        assert all(line.startswith("{") for line in lines), text
+        return [json.loads(line) for line in lines]
 
     def says(self, message: str) -> list[dict[str, Any]]:
         return [line for line in self.lines() if line["message"] == message]

@@ -972,8 +972,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
         is_alone = self._given_rank.world_size in (None, 1) and self._cohort is None
         last = self._last_pass()
         if is_alone and not self._closed and self._process == os.getpid() and (last is None or last.is_over):
-            # It may have lost its coordinator, which it finds out when it is used.
-            with contextlib.suppress(CoprepError):
+            # It may have failed to attach or lost its coordinator, which it tells when it is used, and to nobody else.
+            with contextlib.suppress(Exception):
                 self._begin_anew(None)
 
     def stats(self, slow: int = 0) -> dict[str, Any]:

@@ -271,10 +271,11 @@ class WarningsAsErrors(Kind):
     alone = True
 
     def set(self, value: Any) -> None:
-        warnings.simplefilter(value, UserWarning)
+        # The loader itself warns with other categories, where jobs do not share.
+        warnings.simplefilter(value, FutureWarning)
 
     def __getitem__(self, index: int) -> str:
-        return attempt(lambda: warnings.warn("odd", UserWarning, stacklevel=1))
+        return attempt(lambda: warnings.warn("odd", FutureWarning, stacklevel=1))
 
 
 class WarningsUnused(Kind):

@@ -141,6 +141,18 @@ def test_an_unusable_folder_is_one_clear_error(socket_path: Path, tmp_path: Path
     assert words in str(caught.value)
 
 
+def test_a_loader_that_failed_does_not_trouble_others(pipeline: coprep.Pipeline, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    failed = coprep.DataLoader(coprep.ImageFolder(tmp_path / "photos").decode().random_resized_crop(32), batch_size=4)
+    with pytest.raises(FileNotFoundError, match="no class folders"):
+        next(iter(failed))
+    with coprep.DataLoader(pipeline, batch_size=4) as loader:
+        next(iter(loader))
+        loader.load_state_dict(loader.state_dict())
+    with pytest.raises(FileNotFoundError, match="no class folders"):
+        next(iter(failed))
+
+
 def test_a_cache_larger_than_memory_is_one_clear_error(pipeline: coprep.Pipeline, tmp_path: Path) -> None:
     # The files are sparse, and together larger than the cache. The needed size is known from their sizes alone.
     (file,) = make_folder(tmp_path / "large", 1).rglob("*.jpg")
