@@ -8,8 +8,9 @@ use crate::world::World;
 use crate::world::job::{Job, Part};
 
 impl World {
-    /// Returns `true` if a rank has begun the epoch of a minibatch, or the minibatch is among the first samples that
-    /// may be drawn before. `before` has, by target, the number of samples drawn of its epoch before.
+    /// Returns `true` if a rank of a job, or of its cohort, has begun the epoch of a minibatch, or the minibatch is among
+    /// the first samples that one of them may have drawn before. `before` has, by job, the number of samples that were
+    /// drawn of its epoch before.
     pub(super) fn is_wanted(&self, minibatch: &Minibatch, before: &BTreeMap<JobId, u64>) -> bool {
         let drawn = minibatch.samples.len() as u64;
         let has_begun = |id: &JobId, epoch: u64| {
@@ -32,8 +33,10 @@ impl World {
                 .map(|(other, _)| other)
         };
         minibatch.targets.iter().any(|target| {
-            before[&target.job] + drawn <= self.jobs[&target.job].ahead
-                || fellows(&target.job).any(|id| has_begun(id, target.epoch))
+            let position = before[&target.job];
+            let may_be_ahead =
+                |id: &JobId| before[id] == position && position + drawn <= self.jobs[id].ahead;
+            fellows(&target.job).any(|id| may_be_ahead(id) || has_begun(id, target.epoch))
         })
     }
 
