@@ -58,7 +58,14 @@ def nothing_is_left(socket_path: Path) -> Iterator[None]:
     yield
     with contextlib.suppress(coprep.CoprepError):
         coprep.stop()
-    until(lambda: not processes_of(socket_path), "every process ends", 5)
+    until(lambda: not processes_of(socket_path), lambda: f"every process ends: {left_of(socket_path)}", 10)
+
+
+def left_of(socket: Path) -> str:
+    """Describes the processes that are left of a coordinator, with the end of its log."""
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in processes_of(socket)]
+    logs = [log.read_text()[-2000:] for log in socket.parent.glob("*.log")]
+    return "\n".join([*commands, *logs])
 
 
 @pytest.fixture

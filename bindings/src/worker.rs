@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use coprep_protocol::code::{
-    ENTRIES, Incoming, SampleRequest, WorkerCommand, WorkerProgress, entry,
+    ENTRIES, Incoming, SampleRequest, Together, WorkerCommand, WorkerProgress, entry,
 };
 use coprep_shared_memory::task_table::{TaskTable, Written};
 use nix::errno::Errno;
@@ -39,6 +39,8 @@ pub(crate) struct WorkerLink {
     chunk: CurrentChunk,
     /// Clocks of the sample that is being made.
     clocks: SampleClocks,
+    /// Time of a call that has made several samples.
+    shared: SharedTime,
     /// Nanoseconds that it took to make the samples that are written but not reported yet.
     unreported_wall: u64,
     /// Part of `unreported_wall` in which this thread was off the processor.
@@ -74,6 +76,8 @@ struct CurrentChunk {
     /// End of the cached values that came in the chunk's scratch file.
     end: u64,
     requests: Vec<SampleRequest>,
+    /// The samples that the dataset is asked for together.
+    together: Together,
     /// Number of requests that were looked at.
     seen: usize,
     /// `true` once a sample of the chunk was begun.
@@ -98,11 +102,27 @@ impl SampleClocks {
         }
     }
 
+    /// Adds time of a processor and off it, which was spent for the sample before it began.
+    fn add(&mut self, wall: Duration, cpu: Duration) {
+        self.began = self.began.checked_sub(wall).unwrap_or(self.began);
+        self.cpu = self.cpu.saturating_sub(cpu);
+    }
+
     /// Leaves out a time that was spent waiting for others.
     fn leave_out(&mut self, time: Duration) {
         self.began += time;
         self.made = self.made.map(|made| made + time);
     }
+}
+
+/// The time of a call that has made several samples, as far as it was not counted with one of them.
+#[derive(Default)]
+struct SharedTime {
+    /// Number of samples that it is to be counted with.
+    samples: u32,
+    /// The part of each sample.
+    wall: Duration,
+    cpu: Duration,
 }
 
 /// Bytes of the length before each message.
@@ -125,6 +145,7 @@ impl WorkerLink {
                 ..CurrentChunk::default()
             },
             clocks: SampleClocks::start(),
+            shared: SharedTime::default(),
             unreported_wall: 0,
             unreported_off: 0,
             run_queue: RunQueue::new(),
@@ -140,6 +161,10 @@ impl WorkerLink {
                 // `begin` fails for a sample that the coordinator has revoked.
                 if self.task_table()?.begin(self.entry()) {
                     self.clocks = SampleClocks::start();
+                    if let Some(left) = self.shared.samples.checked_sub(1) {
+                        self.shared.samples = left;
+                        self.clocks.add(self.shared.wall, self.shared.cpu);
+                    }
                     let is_first = !std::mem::replace(&mut self.chunk.is_begun, true);
                     let task = self.sample_task(is_first, &request);
                     return Ok(Some(Bound::new(py, task)?.into_any()));
@@ -153,12 +178,16 @@ impl WorkerLink {
                 return Ok(None);
             };
             match WorkerCommand::parse(&message).map_err(PyValueError::new_err)? {
-                WorkerCommand::Make(number, requests) => {
+                WorkerCommand::Make(number, together, requests) => {
+                    if together != self.chunk.together {
+                        self.shared = SharedTime::default();
+                    }
                     let ends = requests.iter().map(|r| r.cached.0 + r.cached.1);
                     self.chunk = CurrentChunk {
                         number,
                         end: ends.max().unwrap_or(0),
                         requests,
+                        together,
                         ..CurrentChunk::default()
                     };
                 }
@@ -170,6 +199,31 @@ impl WorkerLink {
     /// Returns the number of the chunk's scratch file, and the end of the cached values in it.
     fn scratch(&self) -> (u32, u64) {
         (self.chunk.number, self.chunk.end)
+    }
+
+    /// Returns the ids of the samples that the dataset is asked for together with those of the chunk, and the key of
+    /// their random numbers. There are no ids if it is asked for each sample by itself.
+    fn together(&self) -> (Vec<u32>, u64) {
+        let Together { ids, visit } = &self.chunk.together;
+        let first = ids.first().copied().unwrap_or(0);
+        let key = sample_key(self.seed, u64::from(first), *visit);
+        (ids.clone(), key)
+    }
+
+    /// Notes that the time of this sample until now was spent on `samples` samples, this one among them.
+    fn share_time(&mut self, samples: u32) {
+        let (wall, cpu) = (
+            self.clocks.began.elapsed(),
+            thread_cpu().saturating_sub(self.clocks.cpu),
+        );
+        let samples = samples.max(1);
+        self.shared = SharedTime {
+            samples: samples - 1,
+            wall: wall / samples,
+            cpu: cpu / samples,
+        };
+        self.clocks = SampleClocks::start();
+        self.clocks.add(self.shared.wall, self.shared.cpu);
     }
 
     /// Notes that the deterministic part of the sample is made.

@@ -326,7 +326,9 @@ def test_a_dataset_that_makes_whole_batches_is_left_to_torch_with_one_warning(co
     dataset = WholeBatches([None] * 5)
     theirs = list(torch.utils.data.DataLoader(dataset, batch_size=2, collate_fn=as_it_is, num_workers=1))
     with coprep.DataLoader(dataset, batch_size=2, collate_fn=as_it_is, num_workers=1) as loader:
-        with pytest.warns(coprep.UnsharedWarning, match="WholeBatches.__getitems__ returned a dict for one") as said:
+        with pytest.warns(
+            coprep.UnsharedWarning, match="WholeBatches.__getitems__ returned a dict for 2 indices"
+        ) as said:
             epochs = [list(loader) for _ in range(2)]
         assert len(said) == 1
         assert epochs == [theirs, theirs]

@@ -12,10 +12,11 @@ WAIT = 60.0
 """Seconds after which an expected event counts as missing."""
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = WAIT) -> None:
+def until(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = WAIT) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"it does not happen: {what}"
+        if time.monotonic() >= end:
+            raise AssertionError(f"it does not happen: {what if isinstance(what, str) else what()}")
         time.sleep(0.02)
 
 

@@ -13,7 +13,7 @@ side_by_side=(
     tests/benchmarks/tests/test_{drop_in_benchmark,gpu_benchmark,native_data_benchmark,peers_benchmark,tables_pages}.py
     tests/conformance/test_{collation,install,iterable,programs,set_later,state,structure,torch_behaviour,torch_expectations}.py
     tests/end_to_end/command_line/test_report_page.py
-    tests/end_to_end/datasets/test_{audio,audio_files,fingerprint,identity_in_use,long_lists,modules,orientation,own_generators,packing,paths,pipelines,reducing,spawned}.py
+    tests/end_to_end/datasets/test_{asked_together,audio,audio_files,fingerprint,identity_in_use,long_lists,modules,orientation,own_generators,packing,paths,pipelines,reducing,spawned}.py
     tests/end_to_end/datasets/test_user_{caching,code,samples}.py
     tests/end_to_end/device/test_{batches_on_gpu,dlpack_arrays,gpu_failures,no_usable_gpu,parts_and_sharing,shared_uploads,shared_upload_failures}.py
     tests/end_to_end/failures/test_{bad_input,errors_arrive,logging}.py

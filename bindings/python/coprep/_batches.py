@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -258,9 +258,15 @@ class InJob:
         seeder = self._seeder_of(program)
         made: list[Any] = []
         kept: list[int] = []
-        for position, (sample, visit) in enumerate(zip(index.tolist(), visits.tolist(), strict=True)):
+        keys = [
+            (seed, sample, self._kept_visit(visit))
+            for sample, visit in zip(index.tolist(), visits.tolist(), strict=True)
+        ]
+        values = None if self._uses is not None else self._made_together(program, keys, seeder)
+        for position, key in enumerate(keys):
+            sample = key[1]
             try:
-                made.append(program.sample(seed, sample, self._kept_visit(visit), seeder.seed_all))
+                made.append(program.sample(*key, seeder.seed_all) if values is None else values[position])
                 kept.append(position)
             except StopIteration as error:
                 raise RuntimeError(f"sample {self._samples.positions.of(sample)} raised StopIteration") from error
@@ -271,6 +277,19 @@ class InJob:
         if not made:
             return NOTHING
         return self._samples.collate_here(made, index[kept])
+
+    def _made_together(
+        self, program: Program, keys: list[tuple[int, int, int]], seeder: SampleSeeder
+    ) -> Sequence[Any] | None:
+        """Returns the samples of a batch, if one call makes them."""
+        fetch_several = program.fetch_several()
+        if fetch_several is None:
+            return None
+        seeder.seed_all(*keys[0])
+        with contextlib.suppress(Exception):
+            return fetch_several([sample for _, sample, _ in keys])
+        # The dataset is asked for each sample by itself, which shows the one that fails.
+        return None
 
     def _skip(self, sample: int, error: Exception) -> None:
         if not self._skipped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -31,7 +32,8 @@ def digest_of_code(code: CodeType) -> bytes:
         handled: bytes = getattr(code, "co_exceptiontable", b"")
         constants = digest_of_constant(code.co_consts)
         digest = digest_of(repr(shape).encode(), repr(names).encode(), code.co_code, handled, constants)
-        known = _known[key] = _Known(weakref.ref(code, lambda _: _known.pop(key, None)), digest)
+        # No lambda, which would look for globals that are gone when the interpreter ends. The reference is the default.
+        known = _known[key] = _Known(weakref.ref(code, partial(_known.pop, key)), digest)
     return known.digest
 
 

@@ -351,6 +351,15 @@ class WorkerLink:
     def scratch(self) -> tuple[int, int]:
         """Returns the number of the chunk's scratch file, and the end of the cached values in it."""
 
+    def together(self) -> tuple[list[int], int]:
+        """Returns the samples that the dataset is asked for together with the chunk's, and the key of the call.
+
+        There are none if it is asked for each sample by itself.
+        """
+
+    def share_time(self, samples: int) -> None:
+        """Notes that the time of this sample until now was spent on this number of samples."""
+
     def note_made(self) -> None:
         """Notes that the deterministic part of the sample is made."""
 

@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from coprep._attributes import attributes_of
@@ -61,7 +62,8 @@ def token_of(obj: Any) -> bytes:
         key = id(obj)
         _count += 1
         try:
-            reference = weakref.ref(obj, lambda _: _tokens.pop(key, None))
+            # No lambda, which would look for globals that are gone when the interpreter ends. The reference is the default.
+            reference = weakref.ref(obj, partial(_tokens.pop, key))
         except TypeError:
             # Another object may get the same token once this one has ended.
             reference = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 
@@ -23,11 +24,24 @@ class Program(NamedTuple):
 
     def fetch(self) -> Callable[[int], Any]:
         """Returns the function that makes a sample of the dataset from its id."""
-        at_once = getattr(self.dataset, "__getitems__", None) if self.batched else None
+        if several := self._at_once():
+            return lambda sample: several([sample])[0]
         one, index = self.dataset.__getitem__, self.as_index
-        if at_once:
-            return lambda sample: _only(at_once([index(sample)]), self.dataset)
         return one if index is int else lambda sample: one(index(sample))
+
+    def fetch_several(self) -> Callable[[list[int]], Sequence[Any]] | None:
+        """Returns the function that makes samples of the dataset in one call.
+
+        There is none if the dataset makes one after the other, or if its values may be cached for a transform.
+        """
+        return None if self.transform is not None or _is_loop(self.dataset) else self._at_once()
+
+    def _at_once(self) -> Callable[[list[int]], Sequence[Any]] | None:
+        at_once = getattr(self.dataset, "__getitems__", None) if self.batched else None
+        if not at_once:
+            return None
+        index = self.as_index
+        return lambda samples: _one_for_each(at_once([index(one) for one in samples]), samples, self.dataset)
 
     def sample(self, seed: int, sample: int, visit: int, seed_all: Callable[[int, int, int], None]) -> Any:
         """Returns a sample, made by the random numbers of a stream of this seed.
@@ -53,14 +67,25 @@ class NotSamplesError(TypeError):
     """The dataset's ``__getitems__`` makes something else than one sample for each index."""
 
 
-def _only(made: Any, dataset: Any) -> Any:
-    if not isinstance(made, (list, tuple)) or len(made) != 1:
-        what = f"{len(made)} samples" if isinstance(made, (list, tuple)) else f"a {type(made).__qualname__}"
-        raise NotSamplesError(
-            f"{type(dataset).__qualname__}.__getitems__ returned {what} for one index, and samples are shared one by "
-            "one: return a list of as many samples as there are indices, or leave __getitems__ out"
-        )
-    return made[0]
+def _is_loop(dataset: Any) -> bool:
+    """Returns whether a dataset's ``__getitems__`` is that of PyTorch's ``Subset``, which asks for single samples."""
+    module = sys.modules.get("torch.utils.data.dataset")
+    if module is None or getattr(type(dataset), "__getitems__", None) is not vars(module.Subset).get("__getitems__"):
+        return False
+    return "__getitems__" not in vars(dataset) and (
+        _is_loop(dataset.dataset) or not callable(getattr(dataset.dataset, "__getitems__", None))
+    )
+
+
+def _one_for_each(made: Any, samples: list[int], dataset: Any) -> Sequence[Any]:
+    if isinstance(made, (list, tuple)) and len(made) == len(samples):
+        return made
+    what = f"{len(made)} samples" if isinstance(made, (list, tuple)) else f"a {type(made).__qualname__}"
+    indices = "one index" if len(samples) == 1 else f"{len(samples)} indices"
+    raise NotSamplesError(
+        f"{type(dataset).__qualname__}.__getitems__ returned {what} for {indices}, and samples are shared one by one: "
+        "return a list of as many samples as there are indices, or leave __getitems__ out"
+    )
 
 
 def call_factory(name: str) -> Any:

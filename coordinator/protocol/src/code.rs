@@ -22,7 +22,7 @@ mod worker;
 pub use crate::code::channel::{Channel, Incoming};
 pub use crate::code::fork_server::{ForkServerEvent, ForkServerRequest};
 pub use crate::code::worker::{
-    CHUNKS, ChunkRequest, ENTRIES, MOST, PROGRESS, Probed, Raised, Remade, SampleRequest,
+    CHUNKS, ChunkRequest, ENTRIES, MOST, PROGRESS, Probed, Raised, Remade, SampleRequest, Together,
     WorkerCommand, WorkerProgress, WorkerReport, entry, probe, remake, room, slot,
 };
 

@@ -143,6 +143,28 @@ impl<T> DeadlineQueue<T> {
 
     /// Takes the first item. Waits up to `wait` if there is none.
     pub(crate) fn pop(&self, wait: Duration) -> Option<T> {
+        self.wait_for_item(wait).waiting.pop()
+    }
+
+    /// Takes the first item, and all others of its group if it has one. Waits up to `wait` if there is none.
+    pub(crate) fn pop_group<G: PartialEq>(
+        &self,
+        wait: Duration,
+        group: impl Fn(&T) -> Option<G>,
+    ) -> Vec<T> {
+        let waiting = &mut self.wait_for_item(wait).waiting;
+        let Some(first) = waiting.pop() else {
+            return Vec::new();
+        };
+        let others = match group(&first) {
+            Some(of_first) => waiting.extract(|other| group(other).as_ref() == Some(&of_first)),
+            None => Vec::new(),
+        };
+        let others = others.into_iter().map(|(_, item)| item);
+        std::iter::once(first).chain(others).collect()
+    }
+
+    fn wait_for_item(&self, wait: Duration) -> MutexGuard<'_, QueueState<T>> {
         let mut state = self.state();
         if state.waiting.is_empty() && !wait.is_zero() {
             state.idle += 1;
@@ -152,7 +174,7 @@ impl<T> DeadlineQueue<T> {
             (state, _) = unpoisoned(waited);
             state.idle -= 1;
         }
-        state.waiting.pop()
+        state
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -197,6 +219,13 @@ mod tests {
         }
         let order: String = std::iter::from_fn(|| queue.try_pop()).collect();
         assert_eq!(order, "abcdz");
+        for (due, item) in [(5, 'c'), (1, 'A'), (5, 'd'), (4, 'B')] {
+            queue.push(at(due), item);
+        }
+        let capitals = |item: &char| item.is_uppercase().then_some(());
+        let taken = || queue.pop_group(Duration::ZERO, capitals);
+        let all = [taken(), taken(), taken(), taken()];
+        assert_eq!(all, [vec!['A', 'B'], vec!['c'], vec!['d'], vec![]]);
         assert!(queue.pop(Duration::ZERO).is_none());
     }
 

@@ -22,6 +22,8 @@ pub(crate) enum Producer {
         /// The fields that the workers write, without the index.
         fields: Vec<Field>,
         structure: Vec<u8>,
+        /// `true` if the dataset is asked for the samples of a minibatch together.
+        at_once: bool,
         store: Arc<UserCodeStore>,
     },
     /// The jobs themselves, which are given ids and visits.
@@ -88,6 +90,11 @@ impl Producer {
             Producer::Native(recipe) => recipe.dataset.classes(),
             _ => &[],
         }
+    }
+
+    /// Returns `true` if the samples of a minibatch are asked for together.
+    pub(crate) fn is_at_once(&self) -> bool {
+        matches!(self, Producer::ProcessPool { at_once: true, .. })
     }
 
     /// Returns the file of a sample; empty for user code.

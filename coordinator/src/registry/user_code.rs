@@ -203,6 +203,8 @@ impl Registry {
             samples,
             fields: shape.fields,
             structure: shape.structure,
+            // A cached sample is used beside others than those that it was made with.
+            at_once: shape.at_once && form == CacheForm::Off,
             store: Arc::new(UserCodeStore {
                 prepared,
                 kept,

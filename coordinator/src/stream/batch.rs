@@ -1,9 +1,10 @@
 //! A minibatch during its preparation.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
+use coprep_protocol::code::Together;
 use coprep_scheduler::{JobId, Target};
 use coprep_shared_memory::lock::lock;
 use coprep_shared_memory::staging::{Lease, Unfinished};
@@ -18,6 +19,8 @@ pub(crate) struct PendingBatch {
     /// The staging buffer that it is written to.
     pub(crate) buffer: u32,
     pub(crate) drawn: Instant,
+    /// Its samples, if the dataset is asked for all of them together.
+    pub(crate) together: Option<Arc<Together>>,
     /// Number of slots that are not yet written.
     remaining: AtomicU32,
     /// Number of deliveries that somebody still waits for.
@@ -52,6 +55,7 @@ impl PendingBatch {
             targets: Mutex::new(targets),
             buffer: unfinished.buffer(),
             drawn: Instant::now(),
+            together: None,
             remaining: AtomicU32::new(slots),
             wanted: AtomicU32::new(deliveries),
             bad: Mutex::default(),

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use coprep_costs::{Summary, lookahead};
+use coprep_protocol::code::Together;
 use coprep_scheduler::Minibatch;
 use fail::fail_point;
 
@@ -124,13 +125,15 @@ impl Stream {
         let (slots, unfinished) = filling.split(samples.len() as u32);
         let deliveries = minibatch.deliveries.len() as u32;
         engine.drawn += 1;
-        let batch = Arc::new(PendingBatch::new(
+        let mut batch = PendingBatch::new(
             engine.drawn,
             minibatch.targets,
             samples.len() as u32,
             deliveries,
             unfinished,
-        ));
+        );
+        batch.together = self.together(&samples);
+        let batch = Arc::new(batch);
         let starts = self.starts(engine, &samples);
         let stall_clock = self.config.producer.stall_clock(&self.workers);
         engine.expect(&batch, minibatch.deliveries, &stall_clock);
@@ -164,6 +167,17 @@ impl Stream {
             let sample = PendingSample::new(self.clone(), destination, batch.clone(), draw, plan);
             self.assign(start, sample);
         }
+    }
+
+    /// Returns the samples of a minibatch, if the dataset is asked for all of them together.
+    fn together(&self, samples: &[Drawn]) -> Option<Arc<Together>> {
+        let first = samples
+            .first()
+            .filter(|_| self.config.producer.is_at_once())?;
+        Some(Arc::new(Together {
+            ids: samples.iter().map(|draw| draw.id).collect(),
+            visit: first.key,
+        }))
     }
 
     /// Returns when each sample of a minibatch is to be begun; see [`coprep_costs::lookahead`].

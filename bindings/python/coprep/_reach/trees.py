@@ -11,6 +11,7 @@ import re
 import sys
 import weakref
 from collections import defaultdict
+from functools import partial
 from types import CodeType
 from typing import NamedTuple
 
@@ -53,7 +54,8 @@ def trees_of(code: CodeType) -> list[Function]:
         return known[1]
     found = _found(code)
     if found:
-        _trees[key] = weakref.ref(code, lambda _: _trees.pop(key, None)), found
+        # No lambda, which would look for globals that are gone when the interpreter ends. The reference is the default.
+        _trees[key] = weakref.ref(code, partial(_trees.pop, key)), found
     return found
 
 

@@ -23,6 +23,15 @@ pub struct SampleRequest {
     pub cached: (u64, u64),
 }
 
+/// Samples that the dataset is asked for in one call, where it can be asked so.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Together {
+    /// Ids of the samples of a minibatch, in their order. Empty if each sample is asked for by itself.
+    pub ids: Vec<u32>,
+    /// Visit number of the first one, which with its id determines the random numbers of the call.
+    pub visit: u64,
+}
+
 /// Chunks of samples that a worker may hold at a time. Each has a number below this, and a scratch file of its own.
 pub const CHUNKS: u32 = 2;
 /// Most samples in a chunk.
@@ -45,12 +54,18 @@ const SAMPLE_REQUEST: usize = 40;
 pub struct ChunkRequest(Vec<u8>);
 
 impl ChunkRequest {
-    /// Creates the message for chunk number `chunk`, which has room for `samples` samples.
+    /// Creates the message for chunk number `chunk`, which has room for `samples` samples. `together` are the samples
+    /// that they are asked for with, this chunk's or others'.
     #[must_use]
-    pub fn new(chunk: u32, samples: usize) -> Self {
-        let mut bytes = Vec::with_capacity(5 + SAMPLE_REQUEST * samples);
+    pub fn new(chunk: u32, samples: usize, together: Option<&Together>) -> Self {
+        let nothing = Together::default();
+        let Together { ids, visit } = together.unwrap_or(&nothing);
+        let mut bytes = Vec::with_capacity(17 + 4 * ids.len() + SAMPLE_REQUEST * samples);
         bytes.push(b'S');
         bytes.extend(chunk.to_le_bytes());
+        bytes.extend((ids.len() as u32).to_le_bytes());
+        bytes.extend(visit.to_le_bytes());
+        ids.iter().for_each(|id| bytes.extend(id.to_le_bytes()));
         ChunkRequest(bytes)
     }
 
@@ -95,8 +110,8 @@ const NO_ROOM: u64 = u64::MAX;
 /// A message to a worker, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerCommand {
-    /// [`ChunkRequest`]: number of the chunk, and the samples to make.
-    Make(u32, Vec<SampleRequest>),
+    /// [`ChunkRequest`]: number of the chunk, the samples that are asked for together, and the samples to make.
+    Make(u32, Together, Vec<SampleRequest>),
     /// [`slot`]: buffer and slot for a sample that was made.
     Slot(u32, u32),
     /// [`room`]: where to write a sample that is larger than its slot, or `None` to drop it.
@@ -114,12 +129,25 @@ impl WorkerCommand {
         let (&kind, rest) = message.split_first().ok_or("an empty message")?;
         match kind {
             b'S' => {
-                let (chunk, rest) = rest.split_first_chunk().ok_or("too short")?;
+                let (head, rest) = rest.split_first_chunk::<16>().ok_or("too short")?;
+                let bytes = (word(head, 4) as usize).checked_mul(4);
+                let (ids, rest) = bytes
+                    .and_then(|bytes| rest.split_at_checked(bytes))
+                    .ok_or("too short")?;
                 let (records, []) = rest.as_chunks::<SAMPLE_REQUEST>() else {
                     return Err("orders of another length".into());
                 };
+                let together = Together {
+                    ids: ids
+                        .as_chunks()
+                        .0
+                        .iter()
+                        .map(|id| u32::from_le_bytes(*id))
+                        .collect(),
+                    visit: long(head, 8),
+                };
                 let orders = records.iter().map(order).collect();
-                Ok(WorkerCommand::Make(u32::from_le_bytes(*chunk), orders))
+                Ok(WorkerCommand::Make(word(head, 0), together, orders))
             }
             b'B' if rest.len() == 8 => Ok(WorkerCommand::Slot(word(rest, 0), word(rest, 4))),
             b'B' => Err("a slot of another length".into()),
@@ -270,6 +298,9 @@ pub struct Probed {
     /// Structure of a sample, packed for the job, in hexadecimal digits.
     #[serde(default)]
     pub structure: String,
+    /// `true` if the dataset can be asked for the samples of a minibatch together.
+    #[serde(default)]
+    pub at_once: bool,
     /// The exception, if no sample could be made.
     pub raised: Option<Raised>,
 }
@@ -337,16 +368,32 @@ mod tests {
         };
         let told = |message: &[u8]| WorkerCommand::parse(message);
         let all = vec![first, second, third];
-        let mut request = ChunkRequest::new(3, all.len());
-        all.iter().for_each(|sample| request.push(sample));
-        assert_eq!(told(request.as_bytes()), Ok(WorkerCommand::Make(3, all)));
+        let together = Together {
+            ids: vec![7, 7, u32::MAX],
+            visit: 1 << 40,
+        };
+        for (together, number) in [(None, 3), (Some(together), 0)] {
+            let mut request = ChunkRequest::new(number, all.len(), together.as_ref());
+            all.iter().for_each(|sample| request.push(sample));
+            let read = WorkerCommand::Make(number, together.unwrap_or_default(), all.clone());
+            assert_eq!(told(request.as_bytes()), Ok(read));
+        }
         assert_eq!(told(&slot(5, 6)), Ok(WorkerCommand::Slot(5, 6)));
         assert_eq!(told(&probe(&[1], 1, false, true)), Ok(WorkerCommand::Other));
         assert_eq!(told(&remake(&[1], 2)), Ok(WorkerCommand::Other));
         for at in [Some(0), Some(1 << 40), None] {
             assert_eq!(told(&room(at)), Ok(WorkerCommand::Room(at)));
         }
-        for message in [&b""[..], b"S", b"S\0\0\0", b"S\0\0\0\0\0", b"B\0\0", b"R\0"] {
+        let lying = b"S\0\0\0\0\xff\xff\xff\xff\0\0\0\0\0\0\0\0";
+        for message in [
+            &b""[..],
+            b"S",
+            b"S\0\0\0",
+            b"S\0\0\0\0\0",
+            lying,
+            b"B\0\0",
+            b"R\0",
+        ] {
             assert!(told(message).is_err(), "{message:?}");
         }
     }

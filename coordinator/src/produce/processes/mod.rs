@@ -392,6 +392,12 @@ impl ProcessPool {
         self.queue.pop(wait)
     }
 
+    /// Returns the next sample, and with it those that the dataset is asked for together with it.
+    fn next_together(&self, wait: Duration) -> Vec<PoolTask> {
+        self.queue
+            .pop_group(wait, |task| task.together().map(Arc::as_ptr))
+    }
+
     /// Puts back a sample that any worker may make, behind the samples that are due before it.
     fn requeue(&self, task: PoolTask) {
         self.queue.push(task.due, task);

@@ -22,6 +22,8 @@ pub(crate) struct SampleShape {
     pub(crate) kept: u64,
     /// Instructions for making batches of the fields, for the job.
     pub(crate) structure: Vec<u8>,
+    /// `true` if the dataset can be asked for the samples of a minibatch together.
+    pub(crate) at_once: bool,
 }
 
 impl SampleShape {
@@ -50,6 +52,7 @@ impl SampleShape {
             fields,
             typical_blob: probed.blob,
             kept: probed.kept,
+            at_once: probed.at_once,
             structure: code::unhex(&probed.structure).map_err(code_failed)?,
         })
     }

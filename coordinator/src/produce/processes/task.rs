@@ -1,7 +1,9 @@
 //! The contract between a process pool and the samples that it makes.
 
+use std::sync::Arc;
+
 use coprep_costs::MeasuredTimes;
-use coprep_protocol::code::SampleRequest;
+use coprep_protocol::code::{SampleRequest, Together};
 use coprep_shared_memory::task_table::TaskHandle;
 
 use crate::produce::failure::Failure;
@@ -14,6 +16,8 @@ pub(crate) trait Task: Send {
     fn begin(&mut self) -> Begin;
     /// Returns the sample to make, and its slot if that is known before the sample is made.
     fn request(&self) -> SampleRequest;
+    /// Returns the samples of its minibatch, if the dataset is asked for all of them together.
+    fn together(&self) -> Option<&Arc<Together>>;
     /// Returns the sample if this id means the same sample whenever it is drawn. Returns `None` if the id counts the
     /// batches of an iteration, which are others in each epoch.
     fn lasting_id(&self) -> Option<u32>;

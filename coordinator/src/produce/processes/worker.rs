@@ -8,6 +8,9 @@
 //! A worker with a sample that is larger than its slot asks where to write it. While there is no memory for that, the
 //! worker waits, and its other samples are withdrawn.
 //!
+//! Where the dataset is asked for all samples of a minibatch in one call, one worker makes all of them, chunk after
+//! chunk, and none is withdrawn because the call takes long.
+//!
 //! A sample on which a worker ended is given to another worker once, alone. If that one ends too, the sample has
 //! failed, and fails at once when it is drawn again ([`deadly`](super::deadly)). Samples that the process had not begun
 //! go back without a mark, unless the process ended before it had made any. If the worker ended with its fork server, no
@@ -30,7 +33,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_protocol::code::{
-    self, CHUNKS, Channel, ChunkRequest, ENTRIES, MOST, SampleRequest, WorkerReport,
+    self, CHUNKS, Channel, ChunkRequest, ENTRIES, MOST, SampleRequest, Together, WorkerReport,
 };
 use coprep_protocol::poll_interval::poll_every;
 use coprep_shared_memory::task_table::{TaskHandle, TaskTable};
@@ -98,6 +101,11 @@ impl PoolTask {
         }
     }
 
+    /// Returns the samples that the dataset is asked for together with it.
+    pub(super) fn together(&self) -> Option<&Arc<Together>> {
+        self.work.together().filter(|_| !self.alone)
+    }
+
     /// Returns the longest expected time of a chunk that contains it.
     fn longest(&self) -> Duration {
         if self.estimate.is_kept {
@@ -118,6 +126,8 @@ pub(super) struct Worker {
     process: Option<WorkerProcess>,
     /// Chunks that the process was given and has not finished, oldest first.
     chunks: VecDeque<Chunk>,
+    /// Samples of the minibatch of the latest chunk that are for the next chunks.
+    rest: VecDeque<PoolTask>,
     pause: Duration,
     /// Time of the last sign of life: the process did something, or was given a chunk while it had none.
     heard: Instant,
@@ -149,6 +159,8 @@ struct Chunk {
     left: usize,
     /// The samples as they were assigned, once the process has been given the chunk.
     assigned: Vec<AssignedTask>,
+    /// The samples that the dataset is asked for together.
+    together: Option<Arc<Together>>,
     /// `true` if no sample of it delays the next chunk for long.
     is_quick: bool,
 }
@@ -169,6 +181,7 @@ impl Worker {
             id,
             process: None,
             chunks: VecDeque::new(),
+            rest: VecDeque::new(),
             pause: PAUSES.0,
             heard: Instant::now(),
             waits: 0.0,
@@ -231,13 +244,11 @@ impl Worker {
         }
         fail_point!("pool-turn");
         let given: usize = self.chunks.iter().map(|chunk| chunk.left).sum();
+        let limit = self.time_limit();
         let Some(process) = &mut self.process else {
             return Err("is gone".into());
         };
-        let time_left = self
-            .process_pool
-            .timeout
-            .saturating_sub(self.heard.elapsed());
+        let time_left = limit.saturating_sub(self.heard.elapsed());
         // Samples behind a slow one must be found soon. A sample that is alone is only waited for.
         let wait = if given > 1 {
             SLOW_CHECK_INTERVAL
@@ -251,11 +262,8 @@ impl Worker {
             }
             Ok(None) => {
                 self.check_slow_sample()?;
-                if self.heard.elapsed() >= self.process_pool.timeout {
-                    Err(format!(
-                        "took longer than {} s",
-                        self.process_pool.timeout.as_secs_f64()
-                    ))
+                if self.heard.elapsed() >= limit {
+                    Err(format!("took longer than {} s", limit.as_secs_f64()))
                 } else {
                     Ok(())
                 }
@@ -264,6 +272,13 @@ impl Worker {
             Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Err(String::new()),
             Err(e) => Err(e.to_string()),
         }
+    }
+
+    /// Returns the longest time without a sign of life: that of as many samples as are made in one call.
+    fn time_limit(&self) -> Duration {
+        let together = self.chunks.front().and_then(|c| c.together.as_ref());
+        let samples = together.map_or(1, |together| together.ids.len() as u32);
+        self.process_pool.timeout.saturating_mul(samples)
     }
 
     /// Returns `true` if there is a process, or a fork server that can start one.
@@ -282,13 +297,28 @@ impl Worker {
 
     /// Takes the next samples to make. Waits for the first if no chunk is under way.
     fn take(&mut self) -> Vec<PoolTask> {
+        if self.rest.is_empty() {
+            self.rest = self.take_new().into();
+        }
+        let count = self.rest.len().min(MOST as usize);
+        self.rest.drain(..count).collect()
+    }
+
+    fn take_new(&mut self) -> Vec<PoolTask> {
         let wait = if self.chunks.is_empty() {
             poll_every(POLL_INTERVAL)
         } else {
             Duration::ZERO
         };
-        let first = self.process_pool.next(wait);
-        let tasks = first.map_or_else(Vec::new, |first| self.gather(first));
+        let mut tasks = self.process_pool.next_together(wait);
+        if tasks.len() == 1
+            && let Some(first) = tasks.pop_if(|task| task.together().is_none())
+        {
+            tasks = self.gather(first);
+        }
+        for task in tasks.iter_mut().filter(|task| task.together().is_some()) {
+            task.estimate = task.work.estimate();
+        }
         let mut to_make = Vec::with_capacity(tasks.len());
         for mut task in tasks {
             let begun = catch_unwind(AssertUnwindSafe(|| {
@@ -360,6 +390,7 @@ impl Worker {
             number: 0,
             is_quick: tasks.iter().all(is_quick),
             left: tasks.len(),
+            together: tasks.first().and_then(PoolTask::together).cloned(),
             tasks: tasks.into_iter().map(Some).collect(),
             assigned: Vec::new(),
         });
@@ -467,7 +498,8 @@ impl WorkerProcess {
         cache: Option<&DatasetCache>,
     ) -> std::result::Result<ChunkRequest, String> {
         let mut at = 0;
-        let mut request = ChunkRequest::new(chunk.number, chunk.tasks.len());
+        let mut request =
+            ChunkRequest::new(chunk.number, chunk.tasks.len(), chunk.together.as_deref());
         for (task, assigned) in chunk.tasks.iter().flatten().zip(&chunk.assigned) {
             let mut sample = task.work.request();
             if assigned.offered.is_some() {

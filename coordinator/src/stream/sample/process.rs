@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use coprep_costs::MeasuredTimes;
-use coprep_protocol::code::SampleRequest;
+use coprep_protocol::code::{SampleRequest, Together};
 use coprep_protocol::message::CacheForm;
 use coprep_shared_memory::task_table::TaskHandle;
 
@@ -81,6 +81,10 @@ impl Task for ProcessWork {
             visit: self.visit(),
             cached: (0, 0),
         }
+    }
+
+    fn together(&self) -> Option<&Arc<Together>> {
+        self.sample.drawn_for.together.as_ref()
     }
 
     fn lasting_id(&self) -> Option<u32> {

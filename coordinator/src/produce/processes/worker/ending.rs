@@ -157,6 +157,14 @@ impl Worker {
             .into_iter()
             .flat_map(|chunk| chunk.tasks)
             .collect();
+        tasks.extend(self.rest.drain(..).map(Some));
+        if at_fault.is_some() {
+            // Any sample of a call may be at fault, so each of them is asked for by itself from now on.
+            let together = tasks.iter_mut().flatten();
+            together
+                .filter(|task| task.together().is_some())
+                .for_each(|task| task.alone = true);
+        }
         if let Some(mut task) = at_fault.and_then(|index| tasks[index].take()) {
             task.attempts += 1;
             task.alone = true;
@@ -187,7 +195,8 @@ impl Worker {
     /// Gives all samples of the process back, none of which is at fault.
     pub(super) fn put_back_all(&mut self) {
         let chunks = std::mem::take(&mut self.chunks);
-        let tasks: Vec<PoolTask> = chunks.into_iter().flat_map(|c| c.tasks).flatten().collect();
+        let given = chunks.into_iter().flat_map(|c| c.tasks).flatten();
+        let tasks: Vec<PoolTask> = given.chain(self.rest.drain(..)).collect();
         // The last one first, so that they are made in their order.
         for mut task in tasks.into_iter().rev() {
             task.work.put_back();
@@ -198,7 +207,8 @@ impl Worker {
     /// Drops the remaining samples, because the process pool has ended and nobody will make them.
     pub(super) fn give_back(&mut self) {
         let chunks = std::mem::take(&mut self.chunks);
-        let tasks = chunks.into_iter().flat_map(|c| c.tasks).flatten();
+        let given = chunks.into_iter().flat_map(|c| c.tasks).flatten();
+        let tasks = given.chain(self.rest.drain(..));
         tasks.for_each(|task| task.work.finish(TaskOutcome::Dropped));
     }
 }
@@ -208,7 +218,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::sync::{Arc, Mutex};
 
-    use coprep_protocol::code::{Channel, ENTRIES, SampleRequest, entry};
+    use coprep_protocol::code::{Channel, ENTRIES, SampleRequest, Together, entry};
     use coprep_shared_memory::task_table::{TaskHandle, TaskTable};
 
     use super::*;
@@ -307,6 +317,10 @@ mod tests {
                 visit: 0,
                 cached: (0, 0),
             }
+        }
+
+        fn together(&self) -> Option<&Arc<Together>> {
+            None
         }
 
         fn lasting_id(&self) -> Option<u32> {

@@ -63,7 +63,8 @@ impl Worker {
     /// worker.
     pub(super) fn check_slow_sample(&mut self) -> std::result::Result<(), String> {
         self.take_written()?;
-        let Some(chunk) = self.chunks.front() else {
+        // Samples that are made in one call are as slow as each other.
+        let Some(chunk) = self.chunks.front().filter(|c| c.together.is_none()) else {
             return Ok(());
         };
         let mut left = (chunk.tasks.iter().zip(&chunk.assigned)).filter(|(task, _)| task.is_some());
@@ -81,6 +82,10 @@ impl Worker {
         // A chunk that is not quick also keeps the process from being given more.
         if let Some(chunk) = self.chunks.front_mut() {
             chunk.is_quick = false;
+        }
+        for mut task in self.rest.drain(..) {
+            task.work.put_back();
+            another(task);
         }
         for chunk in &mut self.chunks {
             for (entry, assigned) in chunk.tasks.iter_mut().zip(&chunk.assigned) {
