@@ -48,6 +48,8 @@ struct JobState<'py> {
     samples: u32,
     /// Ids of the epoch in their order, native-endian, 32 bits each, if the job proposed its order.
     order: Option<Bound<'py, PyBytes>>,
+    /// The groups that come first in the epoch, each as its epoch, the number of samples given before, and its ids.
+    carried: Vec<(u64, u64, Bound<'py, PyBytes>)>,
     /// `true` if the ids are those of all ranks of the job.
     all_ranks: bool,
 }
@@ -261,6 +263,11 @@ impl PyLoader {
             seed: state.seed,
             samples: state.dataset_samples,
             order,
+            carried: state
+                .carried
+                .iter()
+                .map(|group| (group.epoch, group.before, PyBytes::new(py, &group.ids)))
+                .collect(),
             all_ranks: state.all_ranks,
         })
     }

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 
 use coprep_protocol::id_set;
 use coprep_protocol::message::{
-    Attach, CacheForm, CacheRequest, CohortRequest, DrawsRequest, ResumePoint, UserCode,
+    Attach, CacheForm, CacheRequest, CarriedOver, CohortRequest, DrawsRequest, ResumePoint,
+    UserCode,
 };
 use coprep_protocol::spec::PipelineSpec;
 use coprep_protocol::store_variables::StoreVariables;
@@ -58,6 +59,8 @@ pub(crate) struct ResumeFrom {
     samples: u32,
     /// Ids of the epoch in their order, native-endian, 32 bits each, if the job proposed its order.
     pub(crate) order: Option<PyBackedBytes>,
+    /// The groups that come first in the epoch, each as its epoch, the number of samples given before, and its ids.
+    carried: Vec<(u64, u64, Vec<u8>)>,
 }
 
 impl PythonOptions {
@@ -131,6 +134,7 @@ impl PythonOptions {
                 batches: 0,
                 is_done: false,
                 skipped: Vec::new(),
+                carried: resume.carried.into_iter().map(carried_over).collect(),
             }),
             cohort: self.cohort,
             skip_errors: self.skip_errors,
@@ -161,8 +165,13 @@ impl ResumeFrom {
             seed: field(resume, "seed")?,
             samples: field(resume, "samples")?,
             order: field(resume, "order")?,
+            carried: field(resume, "carried")?,
         })
     }
+}
+
+fn carried_over((epoch, before, ids): (u64, u64, Vec<u8>)) -> CarriedOver {
+    CarriedOver { epoch, before, ids }
 }
 
 fn draws(draws: &Bound<'_, PyAny>) -> PyResult<DrawsRequest> {

@@ -101,6 +101,7 @@ fn departure(token: u128, rank: u32, ids: std::ops::Range<u32>, batches: u64) ->
             batches,
             is_done: false,
             skipped: EMPTY.to_vec(),
+            carried: Vec::new(),
         },
     }
 }
@@ -371,7 +372,13 @@ fn a_rank_that_had_left_its_epoch_is_told_when_the_others_are_in_the_next() {
     for asks_first in [true, false] {
         let node = Node::start();
         let (asks, _, _) = join(&node, of_epoch(0, 0));
-        let leave = || asks.send(&Request::RestartEpoch { epoch: 0 }).unwrap();
+        let leave = || {
+            asks.send(&Request::RestartEpoch {
+                epoch: 0,
+                batches: 0,
+            })
+            .unwrap()
+        };
         if asks_first {
             leave();
             // The request is read before the other rank attaches.
@@ -386,7 +393,9 @@ fn a_rank_that_had_left_its_epoch_is_told_when_the_others_are_in_the_next() {
             told,
             Reply::Restarted {
                 epoch: 1,
-                first_seq: 0
+                first_seq: 0,
+                goes_on: false,
+                carried: Vec::new()
             }
         );
     }

@@ -134,6 +134,7 @@ impl Job {
             batches: 0,
             is_done: false,
             skipped: Vec::new(),
+            carried: Vec::new(),
         }
     }
 }
@@ -385,6 +386,7 @@ fn draws_that_make_no_sense_are_refused() {
             batches: 0,
             is_done: false,
             skipped: Vec::new(),
+            carried: Vec::new(),
         }
     };
     let beyond = refused(&|a| a.resume = Some(state(COUNT)));

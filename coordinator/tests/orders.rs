@@ -160,6 +160,7 @@ fn nothing_is_settled_while_a_member_knows_an_order_and_has_not_told_it() {
         batches: 0,
         is_done: false,
         skipped: Vec::new(),
+        carried: Vec::new(),
     };
     let nothing = empty_set();
     let back = |attach: &mut Attach| {

@@ -19,7 +19,7 @@ side_by_side=(
     tests/end_to_end/failures/test_{bad_input,errors_arrive,logging}.py
     tests/end_to_end/published/test_{constants,docs,examples,facts,package,packaging}.py
     tests/end_to_end/storage/test_{arrays,commands_on_stores,credential_providers,disk_cache,fault_run,hostile_store,hub,job_environments,left_out,object_stores,other_clouds,parquet,real_servers,storage_failures,tar_shards,tar_writers}.py
-    tests/end_to_end/sharing/test_{draws,epochs,folds,order,own_samplers,shadow_samples,shared_iterables,trials,unused_caches,user_resuming,user_sharing}.py
+    tests/end_to_end/sharing/test_{draws,epochs,folds,left_epochs,order,own_samplers,shadow_samples,shared_iterables,trials,unused_caches,user_resuming,user_sharing}.py
 )
 
 # These tests wait most of the time, so that four run at a time.

@@ -260,6 +260,8 @@ class JobState(TypedDict):
     """Samples of the dataset."""
     order: bytes | None
     """Ids of the epoch in their order, native-endian, 32 bits each, if the job proposed its order."""
+    carried: list[tuple[int, int, bytes]]
+    """As :attr:`ResumeFrom.carried`."""
     all_ranks: bool
     """``True`` if the ids are those of all ranks of the job."""
 

@@ -764,7 +764,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         # A state that was loaded still says where the next pass begins.
         if not (self._is_resuming and self._resume is not None and self._resume.samples == samples):
             seed = attached["seed"] if self._options.seed is None else self._options.seed
-            self._resume = ResumeFrom(epoch, _state.EMPTY_SET, seed, samples, None)
+            self._resume = ResumeFrom(epoch, _state.EMPTY_SET, seed, samples, None, [])
         self._loader.close()
         self._loader = None
 

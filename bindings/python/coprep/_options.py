@@ -93,5 +93,8 @@ class ResumeFrom(NamedTuple):
     """Samples of the dataset."""
     order: bytes | None
     """Ids of the epoch in their order, as :attr:`JobOptions.subset`, if the job proposed its order."""
+    carried: list[tuple[int, int, bytes]]
+    """The groups of samples that come first in the epoch, because it continues one that was left early: the epoch in
+    which each group came to be, the number of samples given since then, and the ids, as a Roaring bitmap."""
     of_dataset: bool = False
     """``True`` if the ids are of the dataset that the loader has a part of, and not positions in that part."""

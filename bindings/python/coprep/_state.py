@@ -39,6 +39,8 @@ def to_dict(state: JobState, draws: Draws | None, *, of_dataset: bool) -> dict[s
         result["numbering"] = _OF_DATASET
     if state["order"] is not None:
         result["order"] = base64.b64encode(state["order"]).decode()
+    if state["carried"]:
+        result["carried"] = [[epoch, before, base64.b64encode(ids).decode()] for epoch, before, ids in state["carried"]]
     return result
 
 
@@ -70,8 +72,10 @@ def from_dict(state: dict[str, Any], *, seed: int | None, draws: Draws | None, h
             "same only"
         )
     order = None if order is None else _decoded("order", order)
+    # Absent if the epoch does not continue another one, and in the states of older versions.
+    carried = [(epoch, before, _decoded("carried", ids)) for epoch, before, ids in state.get("carried", ())]
     of_dataset = bool(state.get("numbering") == _OF_DATASET)
-    return ResumeFrom(state["epoch"], delivered, state["seed"], state["samples"], order, of_dataset)
+    return ResumeFrom(state["epoch"], delivered, state["seed"], state["samples"], order, carried, of_dataset)
 
 
 def _ids_given(delivered: bytes | str) -> bytes:

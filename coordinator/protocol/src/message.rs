@@ -84,6 +84,8 @@ pub enum Request {
     RestartEpoch {
         /// Epoch that was left.
         epoch: u64,
+        /// Batches that this rank has been given in that epoch, as in [`ResumePoint::batches`].
+        batches: u64,
     },
     /// Leave the job in an orderly way. The other ranks go on without this one, in a later stream too. Valid on a
     /// connection whether it is attached or not. Answered by [`Reply::Left`].
@@ -337,6 +339,23 @@ pub struct ResumePoint {
     /// Samples that are left out of the job's epochs, as the job was told, as a serialised Roaring bitmap. Empty if
     /// there are none.
     pub skipped: Vec<u8>,
+    /// The groups of samples that come first in the epoch, because it continues one that was left early.
+    pub carried: Vec<CarriedOver>,
+}
+
+/// Largest number of groups that are carried over. Three come of epochs that are left at one step again and again.
+pub const MOST_CARRIED: usize = 64;
+
+/// A group of samples that an epoch which was left early carries over to the next.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct CarriedOver {
+    /// Epoch that keys their draws, below [`MOST_EPOCHS`].
+    pub epoch: u64,
+    /// Number of samples that the job was given from the beginning of that epoch to that of its present one, below
+    /// [`MOST_EPOCHS`].
+    pub before: u64,
+    /// The samples, as a serialised Roaring bitmap.
+    pub ids: Vec<u8>,
 }
 
 /// A rank that has left its job in an orderly way, and the point where it stood. It does not come back.
@@ -466,6 +485,10 @@ pub enum Reply {
         epoch: u64,
         /// First item of that epoch. Items with smaller sequence numbers belong to the epoch that was left.
         first_seq: u64,
+        /// `true` if the epoch goes on with the batch that is in hand: parts of it that were taken belong to it.
+        goes_on: bool,
+        /// As [`ResumePoint::carried`], of that epoch.
+        carried: Vec<CarriedOver>,
     },
     /// Answer to [`Request::Leave`]: the other ranks that are attached have been told.
     Left {

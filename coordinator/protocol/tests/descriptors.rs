@@ -27,7 +27,11 @@ fn send(socket: &UnixStream, bytes: &[u8], descriptors: usize) {
 
 #[test]
 fn descriptors_that_nobody_asked_for_are_closed() {
-    let header = frame::to_bytes(&Request::RestartEpoch { epoch: 0 }).unwrap();
+    let header = frame::to_bytes(&Request::RestartEpoch {
+        epoch: 0,
+        batches: 0,
+    })
+    .unwrap();
     let before = open();
     for descriptors in [1, MAX_DESCRIPTORS, MAX_DESCRIPTORS + 1, 60, 253] {
         let (a, b) = UnixStream::pair().unwrap();

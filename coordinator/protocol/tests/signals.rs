@@ -48,7 +48,10 @@ fn a_greeting_is_waited_for_despite_signals() {
     let (here, there) = UnixStream::pair().unwrap();
     there.set_read_timeout(Some(LIMIT)).unwrap();
     let thread = disturbed(move || frame::receive_despite_signals::<Request>(&there).unwrap());
-    let request = Request::RestartEpoch { epoch: 3 };
+    let request = Request::RestartEpoch {
+        epoch: 3,
+        batches: 0,
+    };
     frame::send(&here, &request, &[]).unwrap();
     assert_eq!(thread.join().unwrap().0, request);
 }
@@ -62,7 +65,15 @@ fn a_wait_without_a_limit_goes_on_after_signals() {
         // Returned as well, so that it stays open until all parts of the message are sent.
         (ready, there)
     });
-    frame::send(&here, &Request::RestartEpoch { epoch: 3 }, &[]).unwrap();
+    frame::send(
+        &here,
+        &Request::RestartEpoch {
+            epoch: 3,
+            batches: 0,
+        },
+        &[],
+    )
+    .unwrap();
     assert_eq!(thread.join().unwrap().0, 1);
 }
 

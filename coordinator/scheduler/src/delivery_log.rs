@@ -9,6 +9,9 @@ use std::sync::Arc;
 
 use roaring::RoaringBitmap;
 
+use crate::carried::CarriedOver;
+use crate::rank_batcher::RankSlice;
+
 /// Number of rounds remembered after every rank took them: more than a client holds at a time.
 const REMEMBERED: usize = 64;
 
@@ -20,17 +23,23 @@ struct AssignedSlice {
     step: u64,
     ids: Vec<u32>,
     ended: bool,
+    /// See [`RankSlice::is_of_end`].
+    is_of_end: bool,
 }
 
 /// An epoch whose last sample was drawn.
 #[derive(Debug, Clone)]
-struct Closed {
-    epoch: u64,
-    steps: u64,
+pub(crate) struct Closed {
+    pub(crate) epoch: u64,
+    pub(crate) steps: u64,
     /// Samples that the epoch dropped.
-    left: RoaringBitmap,
+    pub(crate) left: RoaringBitmap,
     /// All samples of the epoch.
-    set: Arc<RoaringBitmap>,
+    pub(crate) set: Arc<RoaringBitmap>,
+    /// Samples of the epoch at its start.
+    pub(crate) whole: u64,
+    /// The samples that came first in it.
+    pub(crate) carried: Arc<[CarriedOver]>,
 }
 
 /// The record of one job's deliveries; see the module.
@@ -53,14 +62,15 @@ impl DeliveryLog {
     }
 
     /// Records a slice. Slices are assigned batch after batch.
-    pub(crate) fn add(&mut self, minibatch: u64, epoch: u64, step: u64, ids: &[u32], ended: bool) {
-        self.batches += usize::from(ended);
+    pub(crate) fn add(&mut self, minibatch: u64, epoch: u64, slice: &RankSlice, ids: &[u32]) {
+        self.batches += usize::from(slice.ends_batch);
         self.assigned.push_back(AssignedSlice {
             minibatch,
             epoch,
-            step,
+            step: slice.step,
             ids: ids.to_vec(),
-            ended,
+            ended: slice.ends_batch,
+            is_of_end: slice.is_of_end,
         });
     }
 
@@ -119,19 +129,8 @@ impl DeliveryLog {
         }
     }
 
-    pub(crate) fn close(
-        &mut self,
-        epoch: u64,
-        steps: u64,
-        left: &RoaringBitmap,
-        set: &Arc<RoaringBitmap>,
-    ) {
-        self.closed.push_back(Closed {
-            epoch,
-            steps,
-            left: left.clone(),
-            set: set.clone(),
-        });
+    pub(crate) fn close(&mut self, closed: Closed) {
+        self.closed.push_back(closed);
     }
 
     /// Forgets slices that every rank took long ago. `waiting` is the number of slices that some rank has not taken.
@@ -148,15 +147,10 @@ impl DeliveryLog {
         }
     }
 
-    /// Returns the samples that `epoch` dropped and the set of the epoch, if it is drawn to its end and had at least
-    /// `steps` steps.
-    pub(crate) fn left_by(
-        &self,
-        epoch: u64,
-        steps: u64,
-    ) -> Option<(&RoaringBitmap, &RoaringBitmap)> {
+    /// Returns `epoch` if it is drawn to its end and had at least `steps` steps.
+    pub(crate) fn closed(&self, epoch: u64, steps: u64) -> Option<&Closed> {
         let closed = self.closed.iter().find(|c| c.epoch == epoch)?;
-        (steps <= closed.steps).then_some((&closed.left, &*closed.set))
+        (steps <= closed.steps).then_some(closed)
     }
 
     /// Returns the samples assigned in `epoch` at and after `step`, or `None` if that is forgotten.
@@ -170,6 +164,39 @@ impl DeliveryLog {
             .filter(|b| b.epoch == epoch && b.step >= step);
         Some(later.flat_map(|b| b.ids.iter().copied()).collect())
     }
+
+    // Epochs that are left early.
+
+    /// Returns the first minibatch that cannot stay if `epoch` is left after `steps` steps: it belongs to the end of the
+    /// epoch, or has one of these samples.
+    pub(crate) fn first_of_end(
+        &self,
+        epoch: u64,
+        steps: u64,
+        samples: &RoaringBitmap,
+    ) -> Option<u64> {
+        let goes = |slice: &&AssignedSlice| {
+            slice.is_of_end || slice.ids.iter().any(|&id| samples.contains(id))
+        };
+        let later = self
+            .assigned
+            .iter()
+            .filter(|slice| (slice.epoch, slice.step) >= (epoch, steps));
+        later.filter(goes).map(|slice| slice.minibatch).next()
+    }
+
+    /// Forgets the first `steps` steps of `epoch`, and all before. The later ones belong to the next epoch.
+    pub(crate) fn leave_epoch(&mut self, epoch: u64, steps: u64) {
+        self.assigned
+            .retain(|slice| (slice.epoch, slice.step) >= (epoch, steps));
+        for slice in &mut self.assigned {
+            slice.epoch += 1;
+            slice.step -= steps;
+        }
+        self.batches = self.assigned.iter().filter(|slice| slice.ended).count();
+        self.closed.clear();
+        self.from = (epoch + 1, 0);
+    }
 }
 
 #[cfg(test)]
@@ -180,12 +207,30 @@ mod tests {
         bitmap.expect("remembered").into_iter().collect()
     }
 
+    fn add(
+        log: &mut DeliveryLog,
+        minibatch: u64,
+        (epoch, step): (u64, u64),
+        ids: &[u32],
+        ends_batch: bool,
+    ) {
+        let slice = RankSlice {
+            rank: 0,
+            len: ids.len() as u32,
+            step,
+            ends_batch,
+            ends_epoch: false,
+            is_of_end: false,
+        };
+        log.add(minibatch, epoch, &slice, ids);
+    }
+
     #[test]
     fn samples_that_change_places_are_each_assigned_where_the_other_was() {
         let mut log = DeliveryLog::new(0);
-        log.add(0, 0, 0, &[1, 2], true);
-        log.add(1, 0, 1, &[3, 4], true);
-        log.add(2, 1, 0, &[2, 3], true);
+        add(&mut log, 0, (0, 0), &[1, 2], true);
+        add(&mut log, 1, (0, 1), &[3, 4], true);
+        add(&mut log, 2, (1, 0), &[2, 3], true);
         log.exchange(0, 2, 3);
         assert_eq!(ids(log.since(0, 0)), [1, 2, 3, 4], "none is lost");
         assert_eq!(ids(log.since(0, 1)), [2, 4]);
@@ -197,15 +242,34 @@ mod tests {
     #[test]
     fn what_is_taken_back_was_never_assigned() {
         let mut log = DeliveryLog::new(0);
-        log.add(0, 0, 0, &[1, 2], true);
-        log.add(1, 0, 1, &[3], false);
-        log.add(2, 0, 1, &[4], true);
-        log.close(0, 2, &[9].into_iter().collect(), &Arc::default());
-        log.add(2, 1, 0, &[1], true);
+        add(&mut log, 0, (0, 0), &[1, 2], true);
+        add(&mut log, 1, (0, 1), &[3], false);
+        add(&mut log, 2, (0, 1), &[4], true);
+        log.close(Closed {
+            epoch: 0,
+            steps: 2,
+            left: [9].into_iter().collect(),
+            set: Arc::default(),
+            whole: 5,
+            carried: Arc::default(),
+        });
+        add(&mut log, 2, (1, 0), &[1], true);
         assert_eq!(ids(Some(log.take_back(2, 0))), [4]);
         assert_eq!(ids(log.reopen(0)), [9]);
         assert_eq!(log.reopen(0), None);
         assert_eq!(ids(log.since(0, 1)), [3]);
         assert_eq!(ids(log.since(1, 0)), [0; 0]);
+    }
+
+    #[test]
+    fn what_was_assigned_of_an_epoch_that_is_left_belongs_to_the_next() {
+        let mut log = DeliveryLog::new(4);
+        add(&mut log, 0, (4, 0), &[1, 2], true);
+        add(&mut log, 1, (4, 1), &[3, 4], true);
+        add(&mut log, 2, (4, 2), &[5], false);
+        log.leave_epoch(4, 1);
+        assert_eq!(log.since(4, 1), None);
+        assert_eq!(ids(log.since(5, 0)), [3, 4, 5]);
+        assert_eq!(ids(log.since(5, 1)), [5]);
     }
 }

@@ -23,11 +23,7 @@ impl Scheduler {
     }
 
     fn without_forfeited(&self, spec: &JobSpec, count: u64) -> JobSpec {
-        let mut resume = spec.resume.clone().unwrap_or(Resume {
-            epoch: 0,
-            delivered: RoaringBitmap::new(),
-            bad: RoaringBitmap::new(),
-        });
+        let mut resume = spec.resume.clone().unwrap_or_default();
         let mut left = spec.subset.as_ref().unwrap_or(&self.all) - &resume.delivered;
         if spec.skip_bad {
             left -= &self.known.bad | &resume.bad;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use roaring::RoaringBitmap;
 
 use crate::ascending;
-use crate::delivery_log::DeliveryLog;
+use crate::carried::{CarriedOver, Group, Left};
+use crate::delivery_log::{Closed, DeliveryLog};
 use crate::need::Need;
 use crate::queue::Queue;
 use crate::rank_batcher::RankBatcher;
@@ -74,6 +75,8 @@ pub(crate) struct Job {
     ended: Vec<u64>,
     /// Samples of the epoch at its start.
     whole: u64,
+    /// The groups of samples that come before the others of the need, if the epoch continues one that was left early.
+    pub(crate) carried: Arc<[CarriedOver]>,
     pub(crate) epoch: u64,
     pub(crate) cohort: Option<String>,
     pub(crate) skip_bad: bool,
@@ -104,6 +107,7 @@ struct Mark {
     epoch: u64,
     set: Arc<RoaringBitmap>,
     whole: u64,
+    carried: Arc<[CarriedOver]>,
     is_open: bool,
     batcher: RankBatcher,
 }
@@ -132,6 +136,7 @@ impl Job {
             begun: None,
             ended: Vec::new(),
             whole: 0,
+            carried: Arc::default(),
             set,
             epoch,
             cohort: spec.cohort.as_ref().map(|c| c.name.clone()),
@@ -161,6 +166,7 @@ impl Job {
         job.check(spec, job.need.len())?;
         if let Some(resume) = &spec.resume {
             job.need = job.need.without(&resume.delivered);
+            job.carried = resume.carried.as_slice().into();
             job.batcher.owe(behind);
             // Where other ranks are done, there is room for the samples that these ranks were not assigned, and for
             // none that was left out.
@@ -261,12 +267,18 @@ impl Job {
         };
         self.whole = ids.len();
         self.need = Need::new(ids);
+        self.carried = Arc::default();
     }
 
     fn next_epoch(&mut self, known: &Known) {
-        let rounds = self.batcher.rounds();
-        self.log
-            .close(self.epoch, rounds, self.need.ids(), &self.set);
+        self.log.close(Closed {
+            epoch: self.epoch,
+            steps: self.batcher.rounds(),
+            left: (**self.need.ids()).clone(),
+            set: self.set.clone(),
+            whole: self.whole,
+            carried: self.carried.clone(),
+        });
         self.epoch += 1;
         self.batcher.begin_epoch();
         self.fill(known);
@@ -356,10 +368,101 @@ impl Job {
         self.is_absent = false;
         self.log = DeliveryLog::new(self.epoch);
         self.fill(known);
-        // A rank that asks for this is in the next epoch as soon as it is answered.
+        self.begin_at_once();
+    }
+
+    /// Records that all ranks are in the epoch: a rank that asks to leave the one before is, as soon as it is answered.
+    fn begin_at_once(&mut self) {
         let epoch = self.epoch;
         let started = self.started.iter_mut();
         started.for_each(|started| *started = epoch.max(*started));
+    }
+
+    /// Begins the next epoch, which continues `epoch`. Each rank was given `batches` batches of that. Returns
+    /// for each rank the number of deliveries that are void, counted from the latest. Returns `None` if all deliveries
+    /// that are assigned and not taken are void, as after [`restart`](Self::restart).
+    pub(crate) fn leave(
+        &mut self,
+        epoch: u64,
+        batches: u64,
+        is_alone: bool,
+        known: &Known,
+    ) -> Option<Vec<u32>> {
+        // All members of a cohort are assigned the same, wherever each of them left its epoch. Ranks that caught up with
+        // others in this epoch count their steps from different points.
+        let caught_up = self.caught_up.0 == epoch && self.caught_up.1 > 0;
+        let is_free = self.cohort.is_none() && known.told.is_none();
+        let can_continue = is_free && epoch == self.iterated() && !caught_up;
+        let left = can_continue.then(|| self.left(epoch, batches)).flatten();
+        let Some(left) = left else {
+            self.restart(known);
+            return None;
+        };
+        let then = left.continuation(self.set.len());
+        // The sequence of a job alone must not depend on how much of it is drawn.
+        let nothing = RoaringBitmap::new();
+        let mixed = if is_alone { &then.mixed } else { &nothing };
+        let void = self.keep_until(self.log.first_of_end(epoch, batches, mixed), known);
+        if void.is_some() && self.batcher.leave_epoch(batches) {
+            self.go_on(&left, batches, &then.carried, known);
+            return void;
+        }
+        self.restart(known);
+        self.carried = then.carried;
+        None
+    }
+
+    /// Takes back `minibatch` and all later ones. Returns the number of deliveries of each rank that are void, or `None`
+    /// if something was taken from the minibatch.
+    fn keep_until(&mut self, minibatch: Option<u64>, known: &Known) -> Option<Vec<u32>> {
+        let Some(minibatch) = minibatch else {
+            return Some(vec![0; self.queues.len()]);
+        };
+        let at = self
+            .marks
+            .iter()
+            .position(|mark| mark.minibatch == minibatch)?;
+        Some(self.take_back_from(at, known))
+    }
+
+    /// Returns the point at which the job leaves `epoch` after `batches` batches, or `None` if it is not known any more.
+    fn left(&self, epoch: u64, batches: u64) -> Option<Left> {
+        let given = self.state(epoch, batches)?.delivered;
+        let (whole, carried) = if epoch == self.epoch {
+            (self.whole, self.carried.clone())
+        } else {
+            let closed = self.log.closed(epoch, batches)?;
+            (closed.whole, closed.carried.clone())
+        };
+        let samples = &*self.set - given;
+        Some(Left {
+            epoch,
+            given: whole.saturating_sub(samples.len()),
+            samples,
+            carried,
+        })
+    }
+
+    /// Begins the next epoch with the deliveries that are assigned.
+    fn go_on(&mut self, left: &Left, batches: u64, carried: &Arc<[CarriedOver]>, known: &Known) {
+        let mut given = &*self.set - &left.samples;
+        if self.leaves_out_bad() {
+            given -= &known.bad;
+        }
+        self.epoch = left.epoch + 1;
+        self.log.leave_epoch(left.epoch, batches);
+        let to_come = self.log.since(self.epoch, 0).unwrap_or_default();
+        self.need = Need::new(given | &**self.need.ids());
+        self.whole = self.need.len() + to_come.len();
+        self.carried = carried.clone();
+        self.caught_up = (self.epoch, 0);
+        for mark in &mut self.marks {
+            (mark.epoch, mark.whole) = (self.epoch, self.whole);
+            mark.carried = carried.clone();
+            mark.batcher.leave_epoch(batches);
+        }
+        self.is_absent = false;
+        self.begin_at_once();
     }
 
     pub(crate) fn start(&mut self, rank: u32, epoch: u64, known: &Known) {
@@ -550,16 +653,21 @@ impl Job {
     /// The job is again as it was before these were assigned, with two exceptions: samples that were found bad and left
     /// its need since, and the end of an epoch that became known.
     pub(crate) fn take_back(&mut self, known: &Known) -> Vec<u32> {
-        let Some(mark) = self.marks.pop_front() else {
+        self.take_back_from(0, known)
+    }
+
+    /// Takes back the minibatch of this mark and all later ones.
+    fn take_back_from(&mut self, mark: usize, known: &Known) -> Vec<u32> {
+        let Some(mark) = self.marks.split_off(mark).pop_front() else {
             return vec![0; self.queues.len()];
         };
-        self.marks.clear();
         let assigned = self.log.take_back(mark.minibatch, mark.epoch);
         let left = self.log.reopen(mark.epoch);
         let left = left.unwrap_or_else(|| (**self.need.ids()).clone());
         self.need = Need::new(left | assigned);
         (self.epoch, self.whole, self.batcher) = (mark.epoch, mark.whole, mark.batcher);
         (self.set, self.untold) = (mark.set, None);
+        self.carried = mark.carried;
         self.is_open = mark.is_open;
         if self.is_open {
             // The need has grown since the mark.
@@ -613,14 +721,14 @@ impl Job {
             epoch,
             set: self.set.clone(),
             whole: self.whole,
+            carried: self.carried.clone(),
             is_open: self.is_open,
             batcher: self.batcher.clone(),
         });
         let mut deliveries = Vec::new();
         for slice in self.batcher.assign(before, ids.len() as u32, first) {
             let assigned = &ids[start as usize..(start + slice.len) as usize];
-            self.log
-                .add(minibatch, epoch, slice.step, assigned, slice.ends_batch);
+            self.log.add(minibatch, epoch, &slice, assigned);
             self.queues[slice.rank as usize].push(minibatch, slice.len, slice.ends_batch);
             deliveries.push(Delivery {
                 job: id,
@@ -676,10 +784,11 @@ impl Job {
                 0
             };
         let to_come = self.log.since(epoch, batches)?;
-        let (left, set): (&RoaringBitmap, &RoaringBitmap) = if epoch == self.epoch {
-            (self.need.ids(), &self.set)
+        let (left, set, carried): (&RoaringBitmap, &RoaringBitmap, _) = if epoch == self.epoch {
+            (self.need.ids(), &self.set, &self.carried)
         } else {
-            self.log.left_by(epoch, batches)?
+            let closed = self.log.closed(epoch, batches)?;
+            (&closed.left, &closed.set, &closed.carried)
         };
         let delivered = match &self.untold {
             Some(given) if epoch == self.epoch => given.clone(),
@@ -689,7 +798,65 @@ impl Job {
             epoch,
             delivered,
             bad: RoaringBitmap::new(),
+            carried: carried.to_vec(),
         })
+    }
+
+    // Groups.
+
+    /// Returns the groups of samples from which the next `count` are drawn: all samples of each group but the last.
+    pub(crate) fn next_groups(&self, count: u64) -> Vec<Group> {
+        let (mut groups, mut position) = (Vec::new(), self.position());
+        let end = position + count;
+        let mut others = None;
+        for carried in self.carried.iter() {
+            let ids = &*carried.ids & &**self.need.ids();
+            let of_others = others.get_or_insert_with(|| (**self.need.ids()).clone());
+            *of_others -= &ids;
+            if ids.is_empty() {
+                continue;
+            }
+            let len = ids.len();
+            groups.push(Group {
+                ids: Arc::new(ids),
+                epoch: carried.epoch,
+                position: carried.before + position,
+            });
+            position += len;
+            if position >= end {
+                return groups;
+            }
+        }
+        groups.push(Group {
+            ids: others.map_or_else(|| self.need.ids().clone(), Arc::new),
+            epoch: self.epoch,
+            position,
+        });
+        groups
+    }
+
+    /// Returns the first group of samples, if the need consists of groups.
+    pub(crate) fn first_group(&self) -> Option<Arc<RoaringBitmap>> {
+        let carried = self.carried.iter();
+        let mut groups = carried.map(|group| &*group.ids & &**self.need.ids());
+        groups.find(|ids| !ids.is_empty()).map(Arc::new)
+    }
+
+    /// Returns `true` if the next `count` samples would be drawn from the same samples for this job alone: from all of
+    /// these groups, and then from `last`.
+    pub(crate) fn draws_from(&self, count: u64, groups: &[Group], last: &RoaringBitmap) -> bool {
+        if self.carried.is_empty() {
+            return groups.is_empty() && self.need.len() == last.len();
+        }
+        let own = self.next_groups(count);
+        let theirs = groups.iter().map(|group| &*group.ids).chain([last]);
+        own.iter().map(|group| &*group.ids).eq(theirs)
+    }
+
+    /// Returns the epoch that keys the random operators of a sample, if it is drawn for this job alone.
+    pub(crate) fn visit_of(&self, id: u32) -> u64 {
+        let carried = self.carried.iter().find(|group| group.ids.contains(id));
+        carried.map_or(self.epoch, |group| group.epoch)
     }
 
     pub(crate) fn view(&self) -> JobView {

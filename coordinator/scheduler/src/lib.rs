@@ -17,7 +17,8 @@
 //!    wait first. Otherwise it is a starving job, smallest need first, or else any job with room. Then every further
 //!    job with room joins, smallest need first, while the intersection of their needs still fills the minibatch.
 //! 4. The samples are drawn at random from that intersection and leave those jobs' needs. A need that becomes empty
-//!    ends that job's epoch and is refilled. A short last minibatch goes only to jobs whose epoch it ends.
+//!    ends that job's epoch and is refilled. A short last minibatch goes only to jobs whose epoch it ends. If the leader
+//!    has left an epoch early, its samples that were not given in it come before others.
 //! 5. A job leads only in an epoch that one of its ranks has begun, or within the first samples of an epoch, as many as
 //!    [`set_ahead`](Scheduler::set_ahead) says. Otherwise it takes part in minibatches that others lead.
 //!
@@ -41,6 +42,7 @@
 //! | `draw` | keyed random draws |
 //! | `windows` | random draws from a window, for samples that are read in blocks |
 //! | `ascending` | ascending order: which jobs take part, and where jobs meet |
+//! | `carried` | epochs that continue one that was left early |
 //! | `forfeit` | samples that nobody is given, because their rank left |
 //! | `need` | sets of samples with a fingerprint |
 //! | `queue`, `delivery_log` | deliveries not yet taken; deliveries since a step |
@@ -54,10 +56,13 @@
 //! - All ranks of a job are assigned equally many batches of an epoch, also when they resume from different steps of
 //!   it.
 //! - A job that is alone on the stream, or a cohort, is assigned a sequence that depends only on seed, set and batch
-//!   size.
+//!   size, and on how many batches it was given of the epochs that it [left](Scheduler::leave_epoch) early.
+//! - An epoch that continues one that was left early begins with the samples that were not given in that one. If it is
+//!   not left itself, it has each sample once.
 #![forbid(unsafe_code)]
 
 mod ascending;
+mod carried;
 mod delivery_log;
 mod draw;
 mod error;
@@ -69,6 +74,7 @@ mod rank_batcher;
 mod scheduler;
 mod windows;
 
+pub use carried::CarriedOver;
 pub use draw::{below, keyed};
 pub use error::{Error, ErrorKind};
 pub use job::JobView;
@@ -135,7 +141,7 @@ pub struct JobSpec {
 }
 
 /// A point within an epoch.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resume {
     /// Number of the epoch, from 0.
     pub epoch: u64,
@@ -143,6 +149,9 @@ pub struct Resume {
     pub delivered: RoaringBitmap,
     /// Samples that are known to be bad, if the job skips such samples.
     pub bad: RoaringBitmap,
+    /// The groups of samples that come first in the epoch, because it continues one that was left early. See
+    /// [`Scheduler::leave_epoch`].
+    pub carried: Vec<CarriedOver>,
 }
 
 /// The positions of a job's ranks when they come back to an epoch; see [`Scheduler::attach_behind`].
@@ -171,8 +180,9 @@ pub struct Cohort {
 pub struct Draw {
     /// Id of the sample.
     pub id: u32,
-    /// Key of its random operators. It is the epoch if all its jobs are in the same epoch, and always for a cohort.
-    /// Otherwise it is a large number that is used only once.
+    /// Key of its random operators. It is the epoch if all its jobs are in the same epoch, and always for a cohort. For
+    /// a sample that all its jobs have carried over from one epoch, it is that one. Otherwise it is a large number that
+    /// is used only once.
     pub visit: u64,
 }
 

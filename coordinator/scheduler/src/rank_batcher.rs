@@ -37,6 +37,8 @@ pub(crate) struct RankSlice {
     pub(crate) step: u64,
     pub(crate) ends_batch: bool,
     pub(crate) ends_epoch: bool,
+    /// `true` if it belongs to the end of the epoch: to the last round, or to batches that are not full.
+    pub(crate) is_of_end: bool,
 }
 
 /// A job's position in its epoch's batches.
@@ -134,6 +136,17 @@ impl RankBatcher {
         *self = RankBatcher::new(self.batch, self.ranks, self.drop_last);
     }
 
+    /// Continues in the next epoch, in which `steps` rounds of this one do not count. Returns `false`, and changes
+    /// nothing, if the current round has the sizes of an epoch's end.
+    pub(crate) fn leave_epoch(&mut self, steps: u64) -> bool {
+        let is_between = self.next == self.round.len();
+        let can_leave = (is_between || self.base == self.batch) && steps <= self.rounds;
+        if can_leave {
+            self.rounds -= steps;
+        }
+        can_leave
+    }
+
     /// Returns the rank with which a round begins so that jobs with as many ranks and batches of the same size assign
     /// one minibatch to one rank, wherever in their epochs they are. `drawn` is the number of samples that were drawn
     /// for all jobs before the minibatch.
@@ -217,15 +230,15 @@ impl RankBatcher {
         let (rank, step) = (self.round[self.next], self.rounds - 1);
         self.next += usize::from(ends_batch);
         let is_owed = || self.owed().iter().any(|ranks| ranks.contains(&rank));
-        let comes_again = self.round[self.next..].contains(&rank)
-            || is_owed()
-            || self.goes_on(left - self.promised());
+        let goes_on = self.goes_on(left - self.promised());
+        let comes_again = self.round[self.next..].contains(&rank) || is_owed() || goes_on;
         RankSlice {
             rank,
             len,
             step,
             ends_batch,
             ends_epoch: ends_batch && !comes_again,
+            is_of_end: !goes_on || self.base < self.batch,
         }
     }
 

@@ -13,8 +13,8 @@ use crate::need::Need;
 use crate::scheduler::choosing::{Choice, intersect};
 use crate::windows::{Lead, WindowOrders};
 use crate::{
-    Behind, Cohort, Config, Draw, DrawOrder, Error, ErrorKind, JobId, JobSpec, Minibatch, Resume,
-    Target, error,
+    Behind, CarriedOver, Cohort, Config, Draw, DrawOrder, Error, ErrorKind, JobId, JobSpec,
+    Minibatch, Resume, Target, error,
 };
 
 /// The scheduler of a stream: the state of its jobs, from which it draws minibatches.
@@ -72,6 +72,12 @@ impl Scheduler {
     #[must_use]
     pub fn samples(&self) -> u32 {
         self.config.samples
+    }
+
+    /// Returns the order in which jobs are assigned the samples of an epoch.
+    #[must_use]
+    pub fn order(&self) -> DrawOrder {
+        self.config.order
     }
 
     // Attaching and detaching.
@@ -382,6 +388,34 @@ impl Scheduler {
         self.look_again();
     }
 
+    /// Begins a job's next epoch, which continues `epoch`: all ranks have left that, after `batches` batches each that
+    /// were assigned since the job was attached. What was not given in it comes first, then the rest. So the next epoch
+    /// has each sample once, too, if it is iterated to its end.
+    ///
+    /// Deliveries that are assigned and not taken stay, and belong to the next epoch, except those of the end of
+    /// `epoch`. Returns for each rank how many are void, counted from the latest. Returns `None` if all of them are
+    /// void, as are parts of batches that were taken. Minibatches that are in preparation are for the next epoch of the
+    /// job, or not for it: see [`take_back`](Self::take_back).
+    ///
+    /// Does the same as [`restart_epoch`](Self::restart_epoch) for the members of a cohort, where lengths of epochs are
+    /// told, if the ranks are not in this epoch or resumed it from different steps, and if what was given is not known
+    /// any more. The sequence of other jobs ascends only without this call.
+    pub fn leave_epoch(&mut self, id: JobId, epoch: u64, batches: u64) -> Option<Vec<u32>> {
+        let is_alone = self.jobs.len() == 1;
+        let void = self
+            .jobs
+            .get_mut(&id)
+            .and_then(|job| job.leave(epoch, batches, is_alone, &self.known));
+        self.look_again();
+        void
+    }
+
+    /// Returns the samples that come first in a job's epoch, because it continues one that was left early.
+    #[must_use]
+    pub fn carried_over(&self, id: JobId) -> &[CarriedOver] {
+        self.jobs.get(&id).map_or(&[], |job| &job.carried)
+    }
+
     /// Records that a sample cannot be read. Jobs that skip such samples are not assigned it any more, except members
     /// of a cohort.
     pub fn mark_bad(&mut self, id: u32) {
@@ -422,7 +456,7 @@ impl Scheduler {
         }
         let (lead, first) = jobs().min_by_key(|(_, job)| job.need.len())?;
         let common = jobs().try_fold(first.need.ids().clone(), |common, (_, job)| {
-            intersect(&common, &job.need, 1)
+            intersect(&common, job.need.ids(), 1)
         })?;
         let from = &*common - &self.known.bad;
         let key = DrawKey {
@@ -431,8 +465,8 @@ impl Scheduler {
             position: first.position(),
             salt: mix(u64::from(bad)) | 1,
         };
-        let visit = self.visit(lead.job, targets, false);
         let id = self.draw(&from, 1, key, lead.job).pop()?;
+        let visit = self.visit(id, lead.job, targets, false);
         for target in targets {
             if let Some(job) = self.jobs.get_mut(&target.job) {
                 job.need.remove(&[id]);
@@ -543,7 +577,7 @@ impl Scheduler {
             )
         });
         let lead = units.first().filter(|u| u.may_lead)?.clone();
-        self.prepare_window(lead.members[0]);
+        self.prepare_windows(lead.members[0]);
         // Rule 3: from the second unit on, it does not matter whether a unit starves.
         units[1..].sort_by_key(|u| u.precedence);
         let choice = match self.config.order {
@@ -558,13 +592,20 @@ impl Scheduler {
         Some(self.make(&choice))
     }
 
-    /// Prepares the window of the epoch that this job is in.
-    fn prepare_window(&mut self, lead: JobId) {
-        let (oldest, job) = (self.oldest_epoch(), &self.jobs[&lead]);
-        let epoch = job.epoch;
+    /// Prepares the windows of the epochs that key the next draws for this job.
+    fn prepare_windows(&mut self, lead: JobId) {
+        let carried = self.jobs.values().flat_map(|job| job.carried.iter());
+        let carried = carried.map(|group| group.epoch).min();
+        let oldest = self.oldest_epoch().min(carried.unwrap_or(u64::MAX));
+        let job = &self.jobs[&lead];
         if let Some(windows) = &mut self.windows {
-            let lead = Lead { job: lead, epoch };
-            windows.prepare(self.config.seed, lead, oldest, job.need.ids());
+            for group in job.next_groups(self.config.slots.into()) {
+                let lead = Lead {
+                    job: lead,
+                    epoch: group.epoch,
+                };
+                windows.prepare(self.config.seed, lead, oldest, job.need.ids());
+            }
         }
     }
 
@@ -582,8 +623,11 @@ impl Scheduler {
                 epoch: self.jobs[&job].epoch,
             })
             .collect();
-        let visit = self.visit(choice.lead, &targets, choice.is_cohort);
-        let samples = choice.ids.iter().map(|&id| Draw { id, visit }).collect();
+        let samples = choice.ids.iter().map(|&id| Draw {
+            id,
+            visit: self.visit(id, choice.lead, &targets, choice.is_cohort),
+        });
+        let samples = samples.collect();
         self.remove(&choice.targets, &choice.ids);
         let mut deliveries = Vec::new();
         for (&id, before) in choice.targets.iter().zip(before) {
@@ -649,15 +693,16 @@ impl Scheduler {
         }
     }
 
-    /// Returns the visit that keys the random operators of samples drawn for `targets`. No job may meet a sample twice
+    /// Returns the visit that keys the random operators of a sample drawn for `targets`. No job may meet a sample twice
     /// with one visit. If the targets are in different epochs, the visit is therefore a number that no job has had or
     /// will have.
-    fn visit(&self, lead: JobId, targets: &[Target], is_cohort: bool) -> u64 {
-        let epoch = self.jobs[&lead].epoch;
-        if is_cohort || targets.iter().all(|t| t.epoch == epoch) {
-            return epoch;
+    fn visit(&self, id: u32, lead: JobId, targets: &[Target], is_cohort: bool) -> u64 {
+        let of = |job: JobId| self.jobs[&job].visit_of(id);
+        let visit = of(lead);
+        if is_cohort || targets.iter().all(|t| of(t.job) == visit) {
+            return visit;
         }
-        let words = [lead.0, epoch, self.made];
+        let words = [lead.0, self.jobs[&lead].epoch, self.made];
         OUT_OF_STEP | words.iter().fold(0, |hash, &word| mix(hash ^ mix(word)))
     }
 }

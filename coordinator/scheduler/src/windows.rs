@@ -41,9 +41,9 @@ pub(crate) struct WindowOrders {
     windows: Windows,
     /// The blocks in the order of each epoch.
     orders: BTreeMap<u64, Vec<u32>>,
-    /// For each job the epoch that it is in, and the number of blocks at the beginning of that epoch's order of which
-    /// the job needs no sample any more.
-    exhausted: BTreeMap<JobId, (u64, usize)>,
+    /// For each job and epoch, the number of blocks at the beginning of that epoch's order of which the job needs no
+    /// sample any more.
+    exhausted: BTreeMap<(JobId, u64), usize>,
 }
 
 impl WindowOrders {
@@ -55,11 +55,13 @@ impl WindowOrders {
         }
     }
 
-    /// Makes the order of the epoch that a job is in, and forgets those of epochs before `oldest`. `need` are the
+    /// Makes the order of the epoch that keys a job's draws, and forgets those of epochs before `oldest`. `need` are the
     /// samples that the job still needs.
     pub(crate) fn prepare(&mut self, seed: u64, lead: Lead, oldest: u64, need: &RoaringBitmap) {
         let Lead { job, epoch } = lead;
-        self.orders = self.orders.split_off(&oldest.min(epoch));
+        let oldest = oldest.min(epoch);
+        self.orders = self.orders.split_off(&oldest);
+        self.exhausted.retain(|&(_, of), _| of >= oldest);
         let count = self.windows.block_ends.len() as u32;
         let order = self.orders.entry(epoch).or_insert_with(|| {
             let mut blocks: Vec<u32> = (0..count).collect();
@@ -67,14 +69,11 @@ impl WindowOrders {
                 .sort_by_cached_key(|&block| keyed(seed, &[epoch, u64::from(block), BLOCK_ORDER]));
             blocks
         });
-        let known = self.exhausted.entry(job).or_insert((epoch, 0));
-        if known.0 != epoch {
-            *known = (epoch, 0);
-        }
+        let known = self.exhausted.entry((job, epoch)).or_insert(0);
         // A large dataset has many blocks, and most of them are exhausted near the end of an epoch.
         let is_exhausted = |block| need.range_cardinality(self.windows.ids_of(block)) == 0;
-        while order.get(known.1).is_some_and(|&block| is_exhausted(block)) {
-            known.1 += 1;
+        while order.get(*known).is_some_and(|&block| is_exhausted(block)) {
+            *known += 1;
         }
     }
 
@@ -95,11 +94,7 @@ impl WindowOrders {
         let Some(order) = self.orders.get(&key.epoch) else {
             return random(from, count, key);
         };
-        let known = self
-            .exhausted
-            .get(&job)
-            .filter(|known| known.0 == key.epoch);
-        let exhausted = known.map_or(0, |known| known.1);
+        let exhausted = self.exhausted.get(&(job, key.epoch)).copied().unwrap_or(0);
         let mut window = Window::default();
         let mut blocks = order[exhausted..].iter();
         let mut drawn = Vec::with_capacity(count as usize);

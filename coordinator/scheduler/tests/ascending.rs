@@ -106,7 +106,7 @@ fn resumed_after(samples: u32) -> JobSpec {
     let resume = Resume {
         epoch: 0,
         delivered: (0..samples).collect(),
-        bad: roaring::RoaringBitmap::new(),
+        ..Resume::default()
     };
     JobSpec {
         resume: Some(resume),

@@ -140,7 +140,7 @@ fn a_job_that_pauses_at_the_first_ids_does_not_lead_in_ascending_order() {
     let resume = Resume {
         epoch: 0,
         delivered: (0..50).collect(),
-        bad: RoaringBitmap::new(),
+        ..Resume::default()
     };
     attach(&mut scheduler, ONE, spec(SLOTS));
     draw(&mut scheduler, &[ONE]);
@@ -263,7 +263,7 @@ fn a_state_of_which_nothing_is_left_leads_to_an_epoch_that_is_not_begun() {
     let resume = Resume {
         epoch: 3,
         delivered: (0..SAMPLES).collect(),
-        bad: RoaringBitmap::new(),
+        ..Resume::default()
     };
     attach(
         &mut scheduler,

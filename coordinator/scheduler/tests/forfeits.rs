@@ -73,7 +73,7 @@ proptest! {
         let resume = Resume {
             epoch: 0,
             delivered: given.iter().copied().chain(of_others).collect(),
-            bad: Default::default(),
+            ..Resume::default()
         };
         let delivered = resume.delivered.clone();
         let missed = (taken - left_at) as u64 * u64::from(ranks - 1);

@@ -104,7 +104,7 @@ impl World {
             resume: Some(Resume {
                 epoch: member.epoch,
                 delivered: (0..member.given).collect(),
-                bad: Default::default(),
+                ..Resume::default()
             }),
             cohort: Some(Cohort {
                 name: "of all".into(),

@@ -6,8 +6,10 @@ mod audit;
 mod specs;
 mod world;
 
+use std::collections::BTreeSet;
+
 use coprep_scheduler::{
-    Cohort, Config, Draw, DrawOrder, JobId, JobSpec, Resume, Scheduler, Windows,
+    CarriedOver, Cohort, Config, Draw, DrawOrder, JobId, JobSpec, Resume, Scheduler, Windows,
 };
 use proptest::prelude::*;
 use roaring::RoaringBitmap;
@@ -94,7 +96,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
             .prop_map(|(who, rank, steps)| Op::Step { who, rank, steps }),
         1 => who().prop_map(Op::Leave),
         2 => who().prop_map(Op::Rejoin),
-        1 => who().prop_map(Op::Restart),
+        2 => who().prop_map(Op::Restart),
         2 => who().prop_map(Op::Pause),
         2 => who().prop_map(Op::TakeBack),
         1 => (0..200u32).prop_map(Op::Break),
@@ -211,35 +213,55 @@ proptest! {
     }
 }
 
-/// A single job, which may be interrupted, and the draws of its epochs 0, 1 and 2.
+/// A single job, which may be interrupted and may leave its epochs early, and the draws of these.
 struct Alone {
     scheduler: Scheduler,
     spec: JobSpec,
     id: JobId,
     /// By epoch.
     draws: Vec<Vec<Draw>>,
-    /// Deliveries that were drawn and not taken: the epoch, the draws, and whether a batch ends.
-    queue: std::collections::VecDeque<(u64, Vec<Draw>, bool)>,
+    /// Deliveries that were drawn and not taken.
+    queue: std::collections::VecDeque<Part>,
     /// Draws of the batch that is being put together.
     part: Vec<Draw>,
     epoch: u64,
+    /// By epoch: the number of batches after which it is left, if it is.
+    limits: Vec<Option<u64>>,
+    /// Number of batches that it was given of its epoch, and of them since it attached.
+    batches: (u64, u64),
+    is_complete: bool,
+    carried: Vec<CarriedOver>,
 }
 
-const EPOCHS: u64 = 3;
+/// A delivery to a job alone.
+struct Part {
+    epoch: u64,
+    draws: Vec<Draw>,
+    ends_batch: bool,
+    ends_epoch: bool,
+}
 
 impl Alone {
-    fn new(config: Config, spec: JobSpec) -> Self {
+    fn new(config: Config, spec: JobSpec, limits: &[Option<u64>]) -> Self {
         let mut scheduler = Scheduler::new(config);
         scheduler.attach(JobId(1), spec.clone()).unwrap();
         Alone {
             scheduler,
             spec,
             id: JobId(1),
-            draws: vec![Vec::new(); EPOCHS as usize],
+            draws: vec![Vec::new(); limits.len()],
             queue: std::collections::VecDeque::new(),
             part: Vec::new(),
             epoch: 0,
+            limits: limits.to_vec(),
+            batches: (0, 0),
+            is_complete: false,
+            carried: Vec::new(),
         }
+    }
+
+    fn epochs(&self) -> u64 {
+        self.limits.len() as u64
     }
 
     fn draw(&mut self, free: u32) -> bool {
@@ -248,25 +270,57 @@ impl Alone {
         };
         for d in &minibatch.deliveries {
             let draws = minibatch.samples[d.start as usize..(d.start + d.len) as usize].to_vec();
-            self.queue.push_back((d.epoch, draws, d.ends_batch));
+            self.queue.push_back(Part {
+                epoch: d.epoch,
+                draws,
+                ends_batch: d.ends_batch,
+                ends_epoch: d.ends_epoch,
+            });
         }
         true
     }
 
+    /// Takes a delivery, or goes on to the next epoch.
     fn take(&mut self) -> bool {
-        if self.queue.front().is_some_and(|q| q.0 > self.epoch) {
-            self.epoch += 1;
-            self.scheduler.epoch_started(self.id, 0, self.epoch);
-        }
-        let Some((epoch, draws, ends_batch)) = self.queue.pop_front() else {
+        if self.epoch == self.epochs() {
             return false;
-        };
-        self.scheduler.taken(self.id, 0, 1);
-        self.part.extend(draws);
-        if ends_batch && epoch < EPOCHS {
-            self.draws[epoch as usize].append(&mut self.part);
+        }
+        if self.is_complete {
+            self.begin(self.epoch + 1);
+        } else if self.limits[self.epoch as usize] == Some(self.batches.0) {
+            self.leave();
+        } else {
+            let Some(part) = self.queue.pop_front() else {
+                return false;
+            };
+            self.scheduler.taken(self.id, 0, 1);
+            assert_eq!(part.epoch, self.epoch);
+            self.part.extend(part.draws);
+            if part.ends_batch {
+                self.draws[self.epoch as usize].append(&mut self.part);
+                self.batches = (self.batches.0 + 1, self.batches.1 + 1);
+            }
+            self.is_complete = part.ends_epoch;
         }
         true
+    }
+
+    fn begin(&mut self, epoch: u64) {
+        (self.epoch, self.batches, self.is_complete) = (epoch, (0, 0), false);
+        self.carried = self.scheduler.carried_over(self.id).to_vec();
+        self.scheduler.epoch_started(self.id, 0, epoch);
+    }
+
+    fn leave(&mut self) {
+        let batches = self.batches.1;
+        if let Some(void) = self.scheduler.leave_epoch(self.id, self.epoch, batches) {
+            self.queue.truncate(self.queue.len() - void[0] as usize);
+            self.queue.iter_mut().for_each(|part| part.epoch += 1);
+        } else {
+            self.queue.clear();
+            self.part.clear();
+        }
+        self.begin(self.epoch + 1);
     }
 
     /// Takes back the deliveries that it has not taken.
@@ -277,17 +331,27 @@ impl Alone {
 
     /// Lets it die and return, or return to a new coordinator.
     fn interrupt(&mut self, anew: bool, config: &Config) {
-        let epoch = self.epoch.min(EPOCHS - 1);
-        let delivered = self.draws[epoch as usize].iter().map(|d| d.id).collect();
+        if self.epoch == self.epochs() {
+            return;
+        }
+        // A client presents the next epoch, so that nobody finds out again that nothing is left of this one.
+        if self.is_complete {
+            self.begin(self.epoch + 1);
+        }
+        let Some(draws) = self.draws.get(self.epoch as usize) else {
+            return;
+        };
+        let delivered = draws.iter().map(|d| d.id).collect();
         self.scheduler.detach(self.id);
         if anew {
             self.scheduler = Scheduler::new(config.clone());
         }
         self.id.0 += 1;
         let resume = Some(Resume {
-            epoch,
+            epoch: self.epoch,
             delivered,
-            bad: RoaringBitmap::new(),
+            carried: self.carried.clone(),
+            ..Resume::default()
         });
         self.scheduler
             .attach(
@@ -300,16 +364,37 @@ impl Alone {
             .unwrap();
         self.queue.clear();
         self.part.clear();
+        self.batches.1 = 0;
     }
 
     fn finish(mut self) -> Vec<Vec<Draw>> {
-        while self.epoch < EPOCHS {
+        while self.epoch < self.epochs() {
             let progress = self.draw(4) | self.take();
             assert!(progress, "it stands still");
         }
         self.draws
     }
+
+    /// Lets all of this happen to it, and lets it finish.
+    fn live(mut self, beats: Vec<Beat>, config: &Config) -> Vec<Vec<Draw>> {
+        for (free, takes, takes_back, dies) in beats {
+            self.draw(free);
+            for _ in 0..takes {
+                self.take();
+            }
+            if takes_back {
+                self.take_back();
+            }
+            if let Some(anew) = dies {
+                self.interrupt(anew, config);
+            }
+        }
+        self.finish()
+    }
 }
+
+/// Epochs that are not left early.
+const WHOLE: [Option<u64>; 3] = [None; 3];
 
 /// The events between two checks: minibatches drawn, deliveries taken, whether the rest is taken back, and whether the
 /// job dies.
@@ -329,23 +414,34 @@ proptest! {
         beats in beats(),
     ) {
         let config = |samples, slots, seed| Config { order, windows: windows.clone(), ..config(samples, slots, seed) };
-        let plain = Alone::new(config(samples, 200, seed), spec(batch)).finish();
+        let plain = Alone::new(config(samples, 200, seed), spec(batch), &WHOLE).finish();
         prop_assert_eq!(plain.iter().map(Vec::len).collect::<Vec<_>>(), vec![samples as usize; 3]);
         let cut = config(samples, batch + more, seed);
-        let mut alone = Alone::new(cut.clone(), spec(batch));
-        for (free, takes, takes_back, dies) in beats {
-            alone.draw(free);
-            for _ in 0..takes.min(if alone.epoch + 1 < EPOCHS { takes } else { 0 }) {
-                alone.take();
-            }
-            if takes_back {
-                alone.take_back();
-            }
-            if let Some(anew) = dies {
-                alone.interrupt(anew, &cut);
-            }
+        let alone = Alone::new(cut.clone(), spec(batch), &WHOLE);
+        prop_assert_eq!(alone.live(beats, &cut), plain);
+    }
+
+    #[test]
+    fn what_a_job_alone_is_assigned_depends_on_how_much_it_was_given_of_epochs_that_it_left(
+        samples in 1..200u32, batch in 1..12u32, more in 0..12u32, seed: u64, windows in windows(), drop_last: bool,
+        limits in prop::collection::vec(prop::option::weighted(0.8, 1..20u64), 1..8), beats in beats(),
+    ) {
+        prop_assume!(!drop_last || samples >= batch);
+        let config = |slots| Config { windows: windows.clone(), ..config(samples, slots, seed) };
+        let spec = JobSpec { drop_last, ..spec(batch) };
+        let plain = Alone::new(config(200), spec.clone(), &limits).finish();
+        let whole = u64::from(if drop_last { samples - samples % batch } else { samples });
+        for (draws, limit) in plain.iter().zip(&limits) {
+            let distinct: BTreeSet<u32> = draws.iter().map(|draw| draw.id).collect();
+            prop_assert_eq!(distinct.len(), draws.len());
+            let batches = limit.map_or(u64::MAX, |limit| limit * u64::from(batch));
+            prop_assert_eq!(draws.len() as u64, whole.min(batches));
         }
-        prop_assert_eq!(alone.finish(), plain);
+        let guises: BTreeSet<(u32, u64)> = plain.iter().flatten().map(|d| (d.id, d.visit)).collect();
+        prop_assert_eq!(guises.len(), plain.iter().map(Vec::len).sum::<usize>());
+        let cut = config(batch + more);
+        let alone = Alone::new(cut.clone(), spec, &limits);
+        prop_assert_eq!(alone.live(beats, &cut), plain);
     }
 
     #[test]
@@ -354,7 +450,7 @@ proptest! {
         order in orders(), windows in windows(), ops in ops(), batch_of_others in 1..12u32, skip_bad: bool,
     ) {
         let config = |samples, slots, seed| Config { order, windows: windows.clone(), ..config(samples, slots, seed) };
-        let plain = Alone::new(config(samples, 200, seed), spec(batch)).finish();
+        let plain = Alone::new(config(samples, 200, seed), spec(batch), &WHOLE).finish();
         let cohort = Some(Cohort { name: "it".into(), size });
         let config = config(samples, batch + more, seed);
         let mut world = World::new(config, (2, 2));
@@ -373,7 +469,7 @@ proptest! {
         for id in members {
             let taken = world.draws_of(id);
             prop_assert_eq!(readable(&taken[&0]), readable(&plain[0]));
-            for (&epoch, taken) in taken.range(..EPOCHS) {
+            for (&epoch, taken) in taken.range(..WHOLE.len() as u64) {
                 let (taken, plain) = (readable(taken), readable(&plain[epoch as usize]));
                 prop_assert_eq!(&taken[..], &plain[..taken.len()]);
             }
@@ -383,12 +479,16 @@ proptest! {
     #[test]
     fn no_job_meets_a_sample_twice_in_the_same_guise(
         samples in 1..60u32, slots in 4..24u32, speeds in prop::collection::vec(1..9u8, 2..5),
-        starts in prop::collection::vec(0..40u8, 5), order in orders(),
+        starts in prop::collection::vec(0..40u8, 5), order in orders(), leaves in 3..200u8,
     ) {
         let config = Config { order, ..config(samples, slots, 3) };
         let mut world = World::new(config, (3, 2));
         let mut ids = vec![None; speeds.len()];
         for beat in 0..120 {
+            // Its epoch is left by one job after another.
+            if beat % leaves == 0 {
+                world.apply(Op::Restart(beat / leaves));
+            }
             for (at, id) in ids.iter_mut().enumerate() {
                 match *id {
                     None if beat == starts[at] => *id = world.join(spec(4)),
@@ -399,9 +499,21 @@ proptest! {
         }
         for id in ids.into_iter().flatten() {
             let draws = world.draws_of(id).values().flatten().map(|d| (d.id, d.visit));
-            let distinct: std::collections::BTreeSet<_> = draws.clone().collect();
+            let distinct: BTreeSet<_> = draws.clone().collect();
             prop_assert_eq!(distinct.len(), draws.count());
         }
+    }
+}
+
+#[test]
+fn an_epoch_begins_with_what_the_one_that_was_left_did_not_give() {
+    for batches in 1..25 {
+        let left = [Some(batches), None];
+        let draws = Alone::new(config(100, 4, 1), spec(4), &left).finish();
+        let ids = |draws: &[Draw]| draws.iter().map(|d| d.id).collect::<BTreeSet<u32>>();
+        let not_given = &ids(&draws[1]) - &ids(&draws[0]);
+        assert_eq!(ids(&draws[1][..not_given.len()]), not_given);
+        assert_eq!(not_given.len() + draws[0].len(), 100);
     }
 }
 
@@ -412,7 +524,7 @@ fn a_resumed_job_is_not_given_what_it_had() {
     let resume = Some(Resume {
         epoch: 2,
         delivered: delivered.clone(),
-        bad: RoaringBitmap::new(),
+        ..Resume::default()
     });
     scheduler
         .attach(JobId(1), JobSpec { resume, ..spec(4) })

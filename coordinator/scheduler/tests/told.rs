@@ -118,7 +118,7 @@ impl World {
         let resume = Resume {
             epoch: member.epoch,
             delivered: (0..member.given).collect(),
-            bad: Default::default(),
+            ..Resume::default()
         };
         let spec = JobSpec {
             resume: Some(resume),

@@ -88,6 +88,7 @@ mod tests {
                 batches: 1,
                 is_done: true,
                 skipped: Vec::new(),
+                carried: Vec::new(),
             },
         }
     }

@@ -23,7 +23,7 @@ use crate::produce::processes::{GivenServer, Giver};
 use crate::registry::{Answer, GivenByClient, MeetingParty, Registry, Shadow, WaitingClient};
 use crate::registry::{status, warm};
 use crate::server::Shutdown;
-use crate::stream::{Client, EpochOrder, RankId, Stream};
+use crate::stream::{Client, EpochOrder, LeftAt, RankId, Stream};
 
 /// Interval at which a client that does not read its answers is checked for being gone.
 const PEER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -228,7 +228,9 @@ impl Session<'_> {
                 self.tell_order(epoch, samples, is_settled, descriptors)?;
                 Ok(None)
             }
-            Request::RestartEpoch { epoch } => self.restart_epoch(epoch).map(|()| None),
+            Request::RestartEpoch { epoch, batches } => {
+                self.restart_epoch(LeftAt { epoch, batches }).map(|()| None)
+            }
             Request::Leave(departure) => self.leave(&departure).map(Some),
             Request::State { epoch, batches } => self.state(epoch, batches).map(Some),
             Request::Explain => self.explain().map(Some),
@@ -409,9 +411,9 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn restart_epoch(&self, epoch: u64) -> Result<()> {
+    fn restart_epoch(&self, left: LeftAt) -> Result<()> {
         let (stream, rank_id) = self.attached()?;
-        stream.restart_epoch(*rank_id, epoch);
+        stream.restart_epoch(*rank_id, left);
         Ok(())
     }
 

@@ -80,6 +80,13 @@ impl PendingBatch {
         self.lock_targets().retain(|target| target.job != job);
     }
 
+    /// Records that a job counts it to `epoch` from now on.
+    pub(crate) fn move_target(&self, job: JobId, epoch: u64) {
+        let mut targets = self.lock_targets();
+        let of_job = targets.iter_mut().filter(|target| target.job == job);
+        of_job.for_each(|target| target.epoch = epoch);
+    }
+
     pub(crate) fn done(&self) -> Option<&CompletedBatch> {
         self.done.get()
     }

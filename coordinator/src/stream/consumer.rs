@@ -99,6 +99,14 @@ const MOST_OF_RING: usize = 2;
 /// handed, and as many behind them.
 const SOON: usize = 2 * MOST_OF_RING;
 
+/// The point at which a rank leaves an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LeftAt {
+    pub(crate) epoch: u64,
+    /// Number of batches that it was given of the epoch.
+    pub(crate) batches: u64,
+}
+
 /// One rank of a job.
 pub(crate) struct Consumer {
     pub(crate) pid: u32,
@@ -113,8 +121,8 @@ pub(crate) struct Consumer {
     /// Moving average of the time for which it leaves something unread.
     usually_unread: Duration,
     pub(super) pace: Pace,
-    /// The epoch that it asked to leave, while it waits for the other ranks to ask.
-    pub(crate) leaves: Option<u64>,
+    /// The point at which it asked to leave its epoch, while it waits for the other ranks to ask.
+    pub(crate) leaves: Option<LeftAt>,
     /// Items that are published and not taken, in order. The first is item `next_taken`.
     published: VecDeque<Untaken>,
     next_taken: u64,
@@ -441,12 +449,22 @@ impl Consumer {
         Ok(progress)
     }
 
-    /// Answers a rank that asked to leave its epoch: `epoch` begins with item `first_seq`.
-    pub(crate) fn tell_restarted(&mut self, epoch: u64, first_seq: u64) {
+    /// Lets `epoch` go on with everything that is assigned to it and not taken. None of that is published.
+    pub(crate) fn go_on_in(&mut self, epoch: u64) {
+        self.pending
+            .retain(|pending| !matches!(pending, Pending::EpochEnd { .. }));
+        for pending in &mut self.pending {
+            if let Pending::Part { delivery, .. } = pending {
+                delivery.epoch = epoch;
+            }
+        }
+    }
+
+    /// Answers a rank that asked to leave its epoch.
+    pub(crate) fn tell_restarted(&mut self, restarted: &Reply) {
         self.leaves = None;
-        let restarted = Reply::Restarted { epoch, first_seq };
         // A rank that is never answered would wait in vain. After a hang-up it attaches again.
-        if self.reply_queue.post(&restarted).is_err() {
+        if self.reply_queue.post(restarted).is_err() {
             self.reply_queue.hang_up();
         }
     }

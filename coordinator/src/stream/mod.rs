@@ -49,6 +49,7 @@ use crate::produce::processes::Trouble;
 use crate::produce::threads::ThreadPool;
 pub(crate) use crate::stream::config::{Client, RankId, Registration, StreamConfig, StreamKey};
 use crate::stream::consumer::Consumer;
+pub(crate) use crate::stream::consumer::LeftAt;
 use crate::stream::counters::Counters;
 use crate::stream::engine::Engine;
 pub(crate) use crate::stream::engine::departed::Leaver;
@@ -355,10 +356,10 @@ impl Stream {
         self.pump(&mut engine);
     }
 
-    /// Leaves `epoch` on behalf of a consumer. The answer is sent when every rank of its job has asked.
-    pub(crate) fn restart_epoch(self: &Arc<Self>, rank_id: RankId, epoch: u64) {
+    /// Leaves an epoch on behalf of a consumer. The answer is sent when every rank of its job has asked.
+    pub(crate) fn restart_epoch(self: &Arc<Self>, rank_id: RankId, left: LeftAt) {
         let mut engine = self.engine();
-        engine.restart_epoch(rank_id, epoch);
+        engine.restart_epoch(rank_id, left);
         self.pump(&mut engine);
     }
 

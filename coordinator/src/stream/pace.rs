@@ -71,8 +71,8 @@ impl Pace {
         }
     }
 
-    /// Records that the rank leaves its epoch early. Samples prepared of the next epoch are void, so it must earn the
-    /// right to them again.
+    /// Records that the rank leaves its epoch early. Nothing shows that it will cross borders at once, so it must earn the
+    /// right to samples ahead again.
     pub(super) fn leave(&mut self) {
         self.crosses_at_once = false;
         self.last_taken = None;

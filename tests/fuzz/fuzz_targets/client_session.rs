@@ -21,8 +21,8 @@ use coprep_client::{Event, Loader, no_interrupt, no_notice};
 use coprep_fuzz::Bytes;
 use coprep_protocol::frame::{self, to_bytes};
 use coprep_protocol::message::{
-    Attach, Attached, CacheRequest, Departure, Refusal, RefusalKind, Reply, Request, ResumePoint,
-    SampleError, Skipped,
+    Attach, Attached, CacheRequest, CarriedOver, Departure, Refusal, RefusalKind, Reply, Request,
+    ResumePoint, SampleError, Skipped,
 };
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{BLOB, Dtype, Field, FileList, NUMBER, PipelineSpec, Source};
@@ -373,6 +373,7 @@ fn answer(socket: &UnixStream, request: &Request, script: &mut Bytes) -> Option<
                 batches: script.small(),
                 is_done: true,
                 skipped: script.some(40).to_vec(),
+                carried: carried(script),
             },
         }),
         (Request::State { epoch, .. }, _) => Reply::State(ResumePoint {
@@ -381,14 +382,26 @@ fn answer(socket: &UnixStream, request: &Request, script: &mut Bytes) -> Option<
             batches: script.small(),
             is_done: false,
             skipped: Vec::new(),
+            carried: Vec::new(),
         }),
         (Request::Explain, _) => Reply::Explanation("why".into()),
         _ => Reply::Restarted {
             epoch: number(script),
             first_seq: number(script),
+            goes_on: script.byte() & 1 == 0,
+            carried: carried(script),
         },
     };
     frame::send(socket, &reply, &[]).ok()
+}
+
+fn carried(script: &mut Bytes) -> Vec<CarriedOver> {
+    let group = CarriedOver {
+        epoch: number(script),
+        before: number(script),
+        ids: script.some(40).to_vec(),
+    };
+    vec![group; usize::from(script.byte() % 3)]
 }
 
 /// Returns a number from the input, which is mostly small.

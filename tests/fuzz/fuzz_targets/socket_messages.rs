@@ -13,7 +13,7 @@ use coprep_protocol::dataset_url::UrlScheme;
 use coprep_protocol::frame::{Message, parse, receive, to_bytes};
 use coprep_protocol::given_credentials::{StoreCredentials, TimedCredentials};
 use coprep_protocol::message::{
-    Attach, Attached, CacheForm, CacheRequest, CohortRequest, Departure, DrawsRequest,
+    Attach, Attached, CacheForm, CacheRequest, CarriedOver, CohortRequest, Departure, DrawsRequest,
     GiveCredentials, Reply, Request, ResumePoint, UserCode,
 };
 use coprep_protocol::spec::{
@@ -171,6 +171,11 @@ fn attach() -> Attach {
             batches: 6,
             is_done: true,
             skipped: vec![1, 2],
+            carried: vec![CarriedOver {
+                epoch: 1,
+                before: 2,
+                ids: vec![3],
+            }],
         }),
         dataset_samples: Some(1000),
         cohort: Some(CohortRequest {
@@ -242,6 +247,11 @@ fn departure() -> Departure {
             batches: 7,
             is_done: true,
             skipped: vec![6],
+            carried: vec![CarriedOver {
+                epoch: 1,
+                before: 2,
+                ids: vec![3],
+            }],
         },
     }
 }

@@ -22,7 +22,7 @@ use crate::device::{OfferedRing, OpenDevice, Uploader};
 use crate::error::{Error, ErrorKind, Result, explained, invalid, refused, violation};
 use crate::loader::JobCode;
 use crate::loader::device_link::{DeviceLink, GivenOnDevice, RingAnswer};
-use crate::loader::position;
+use crate::loader::position::{self, NextEpoch};
 use crate::notice::{NOTIFY_AFTER, Notice, Wait};
 use crate::raw;
 use crate::stats::WaitShares;
@@ -484,21 +484,32 @@ impl LoaderLink {
         }
     }
 
-    /// Leaves `epoch`, and returns the number of the epoch that begins.
+    /// Leaves `epoch` after `batches` batches, and returns the epoch that begins.
     pub(super) fn restart(
         &mut self,
         epoch: u64,
+        batches: u64,
         timeout: &Timeout<'_>,
         notice: &Notice,
-    ) -> Result<u64> {
-        self.connection.send(&Request::RestartEpoch { epoch })?;
+    ) -> Result<NextEpoch> {
+        let request = Request::RestartEpoch { epoch, batches };
+        self.connection.send(&request)?;
         match self.reply_of_others(timeout, "the next epoch", notice)? {
-            Reply::Restarted { epoch, first_seq } => {
+            Reply::Restarted {
+                epoch,
+                first_seq,
+                goes_on,
+                carried,
+            } => {
                 position::check_number(epoch)?;
-                if first_seq > 0 {
+                if first_seq > 0 && !goes_on {
                     self.drop_before(first_seq);
                 }
-                Ok(epoch)
+                Ok(NextEpoch {
+                    epoch,
+                    goes_on,
+                    carried,
+                })
             }
             other => Err(unexpected(&other)),
         }

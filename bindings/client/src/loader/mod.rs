@@ -26,7 +26,9 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::id_set;
-use coprep_protocol::message::{Attach, Attached, Departure, ResumePoint, SampleError};
+use coprep_protocol::message::{
+    Attach, Attached, CarriedOver, Departure, ResumePoint, SampleError,
+};
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::poll_interval::poll_every;
 use coprep_shared_memory::handover::{Item, ItemKind};
@@ -42,7 +44,7 @@ use crate::error::{
 };
 use crate::loader::link::{LoaderLink, PartFlags, is_skip, left_out, wants_server};
 use crate::loader::orders::SentOrders;
-use crate::loader::position::Position;
+use crate::loader::position::{NextEpoch, Position};
 use crate::loader::reconnecting::FailedAttempts;
 use crate::notice::{NOTIFY_AFTER, Notice, Wait};
 use crate::stats::Stats;
@@ -134,6 +136,8 @@ pub struct ResumeState {
     pub dataset_samples: u32,
     /// The order of the epoch, if a member of the cohort proposed it ([`Attach::is_told`]) and samples of it were given.
     pub order: Option<Arc<[u32]>>,
+    /// The groups of samples that come first in the epoch, because it continues one that was left early.
+    pub carried: Vec<CarriedOver>,
     /// `true` if the ids are those of all ranks. Otherwise they are those of this rank only, because the coordinator could
     /// not be asked. A job whose ranks each resume with their own ids still goes on exactly.
     pub all_ranks: bool,
@@ -374,19 +378,19 @@ impl Loader {
                 restarted => break restarted?,
             }
             // All ranks had asked, and another rank was answered before the connection was lost.
-            if let Some(next) = inner.position.passed() {
-                break next;
+            if let Some(epoch) = inner.position.passed() {
+                break NextEpoch::anew(epoch);
             }
         };
-        inner.position.jump(next);
+        inner.position.go_on(next);
         Ok(())
     }
 
-    fn try_restart(&self, inner: &mut LoaderState) -> Result<u64> {
+    fn try_restart(&self, inner: &mut LoaderState) -> Result<NextEpoch> {
         let timeout = Timeout::new(self.options.timeout, &self.options.interrupt_check);
-        let epoch = inner.position.epoch();
+        let (epoch, batches) = (inner.position.epoch(), inner.position.batches());
         match &mut inner.link {
-            Some(link) => link.restart(epoch, &timeout, &self.options.notice),
+            Some(link) => link.restart(epoch, batches, &timeout, &self.options.notice),
             None => Err(disconnected("it was lost before")),
         }
     }
@@ -808,6 +812,7 @@ impl Loader {
             delivered: own,
             seed,
             dataset_samples,
+            carried: inner.position.carried().to_vec(),
             all_ranks: true,
         };
         if self.options.attach.world_size > 1 && inner.position.has_given() {

@@ -6,7 +6,7 @@
 //! This module is pure: it does no I/O and reads no clock.
 
 use coprep_protocol::id_set;
-use coprep_protocol::message::{MOST_EPOCHS, ResumePoint};
+use coprep_protocol::message::{CarriedOver, MOST_EPOCHS, ResumePoint};
 use roaring::RoaringBitmap;
 
 use crate::error::{Result, invalid, violation};
@@ -22,6 +22,8 @@ pub(super) struct Position {
     failed: RoaringBitmap,
     /// Failed samples that the next batch lacks. They count as given when that batch is given.
     missing: RoaringBitmap,
+    /// The groups of samples that come first in the epoch, because it continues one that was left early.
+    carried: Vec<CarriedOver>,
     /// Batches given in the epoch.
     batches: u64,
     has_other_ranks: bool,
@@ -34,6 +36,25 @@ pub(super) struct Position {
     /// `true` if the user resumes a state and no pass has begun since. If nothing of its epoch is left, the first pass is
     /// empty.
     is_resumed: bool,
+}
+
+/// The epoch that follows one that was left early.
+pub(super) struct NextEpoch {
+    pub(super) epoch: u64,
+    /// `true` if it goes on with the batch that is in hand.
+    pub(super) goes_on: bool,
+    pub(super) carried: Vec<CarriedOver>,
+}
+
+impl NextEpoch {
+    /// Returns an epoch of which nothing is in hand.
+    pub(super) fn anew(epoch: u64) -> Self {
+        NextEpoch {
+            epoch,
+            goes_on: false,
+            carried: Vec::new(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,9 +71,13 @@ enum Phase {
 
 impl Position {
     pub(super) fn new(resume: Option<&ResumePoint>, world_size: u32) -> Result<Self> {
-        let (epoch, given) = match resume {
-            None => (0, RoaringBitmap::new()),
-            Some(resume) => (resume.epoch, read_ids(&resume.delivered)?),
+        let (epoch, given, carried) = match resume {
+            None => (0, RoaringBitmap::new(), Vec::new()),
+            Some(resume) => (
+                resume.epoch,
+                read_ids(&resume.delivered)?,
+                resume.carried.clone(),
+            ),
         };
         if epoch >= MOST_EPOCHS {
             return Err(invalid(format!(
@@ -64,6 +89,7 @@ impl Position {
             given,
             failed: RoaringBitmap::new(),
             missing: RoaringBitmap::new(),
+            carried,
             batches: 0,
             has_other_ranks: world_size > 1,
             previous: None,
@@ -79,6 +105,10 @@ impl Position {
 
     pub(super) fn batches(&self) -> u64 {
         self.batches
+    }
+
+    pub(super) fn carried(&self) -> &[CarriedOver] {
+        &self.carried
     }
 
     pub(super) fn is_iterating(&self) -> bool {
@@ -142,6 +172,7 @@ impl Position {
                 batches: self.batches,
                 is_done: false,
                 skipped: Vec::new(),
+                carried: Vec::new(),
             });
         }
         (self.epoch > 0 || !self.given.is_empty()).then(|| self.presented())
@@ -154,6 +185,7 @@ impl Position {
             batches: self.batches,
             is_done: self.is_complete(),
             skipped: Vec::new(),
+            carried: self.carried.clone(),
         }
     }
 
@@ -202,12 +234,25 @@ impl Position {
         Ok(())
     }
 
+    /// Makes the epoch that follows one that was left early the next one.
+    pub(super) fn go_on(&mut self, next: NextEpoch) {
+        let in_hand = std::mem::take(&mut self.missing);
+        self.jump(next.epoch);
+        self.carried = next.carried;
+        if next.goes_on {
+            // The user knows of the samples that the batch in hand lacks.
+            self.failed = in_hand.clone();
+            self.missing = in_hand;
+        }
+    }
+
     /// Makes another epoch the next one. No sample of it was given.
     pub(super) fn jump(&mut self, epoch: u64) {
         self.epoch = epoch;
         self.given.clear();
         self.failed.clear();
         self.missing.clear();
+        self.carried.clear();
         self.batches = 0;
         self.previous = None;
         self.phase = Phase::Before;
@@ -452,7 +497,35 @@ mod tests {
             batches: 0,
             is_done: false,
             skipped: Vec::new(),
+            carried: Vec::new(),
         }
+    }
+
+    #[test]
+    fn what_comes_first_is_presented_with_the_epoch_and_no_other() {
+        let carried = vec![CarriedOver {
+            epoch: 0,
+            before: 2,
+            ids: id_set::serialize(&(2..6).collect()),
+        }];
+        let mut position = rank(1);
+        assert!(position.fail(9));
+        position.go_on(NextEpoch {
+            epoch: 1,
+            goes_on: true,
+            carried: carried.clone(),
+        });
+        assert_eq!(position.resume().unwrap().carried, carried);
+        position.begin();
+        position.give(&[2], false).unwrap();
+        assert_eq!(
+            presents(&position),
+            within(1, 2, 1),
+            "with the one that failed"
+        );
+        assert_eq!(position.resume().unwrap().carried, carried);
+        position.go_on(NextEpoch::anew(2));
+        assert_eq!(position.resume().unwrap().carried, []);
     }
 
     #[test]

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use roaring::RoaringBitmap;
 
 use crate::ascending;
+use crate::carried::Group;
 use crate::draw::{self, DrawKey, mix};
 use crate::job::{Job, PendingRanks};
-use crate::need::Need;
 use crate::scheduler::{Members, Scheduler};
 use crate::{DrawOrder, JobId};
 
@@ -131,26 +131,51 @@ impl Scheduler {
         if lead.is_cohort {
             return self.choose_for_cohort(lead, others, want as u32, takes_all);
         }
-        let (mut common, mut targets) = (job.need.ids().clone(), vec![first]);
+        let mut groups = job.next_groups(want);
+        let Some(last) = groups.pop() else {
+            unreachable!("a need has a last group")
+        };
+        let whole: u64 = groups.iter().map(|group| group.ids.len()).sum();
+        let rest = want - whole;
+        let (mut common, mut targets) = (last.ids.clone(), vec![first]);
         for unit in others.iter().filter(|u| !u.is_cohort) {
             let id = unit.members[0];
-            if !takes_all(&id) {
+            let need = &self.jobs[&id].need;
+            if !takes_all(&id) || !groups.iter().all(|group| group.ids.is_subset(need.ids())) {
                 continue;
             }
-            if let Some(both) = intersect(&common, &self.jobs[&id].need, want) {
+            // What comes first for the other job, too, serves both best.
+            let of_first = self.jobs[&id].first_group();
+            let both = of_first.and_then(|first| intersect(&common, &first, rest));
+            if let Some(both) = both.or_else(|| intersect(&common, need.ids(), rest)) {
                 common = both;
                 targets.push(id);
             }
         }
         // Targets with equal needs go through the same sequence, which is promised to depend on nothing else. The salt
         // separates the draws of other leaders at the same position.
-        let level = targets
+        let level = last.ids.len() == common.len()
+            && targets[1..]
+                .iter()
+                .all(|id| self.jobs[id].draws_from(want, &groups, &common));
+        let salt = if level { 0 } else { mix(first.0) | 1 };
+        let draw = |group: &Group, from: &RoaringBitmap, count: u64| {
+            let key = DrawKey {
+                seed: self.config.seed,
+                epoch: group.epoch,
+                position: group.position,
+                salt,
+            };
+            self.draw(from, count as u32, key, first)
+        };
+        let mut ids: Vec<u32> = groups
             .iter()
-            .all(|id| self.jobs[id].need.len() == common.len());
-        let key = self.key(job, if level { 0 } else { mix(first.0) | 1 });
+            .flat_map(|group| draw(group, &group.ids, group.ids.len()))
+            .collect();
+        ids.extend(draw(&last, &common, rest));
         Choice {
             lead: first,
-            ids: self.draw(&common, want as u32, key, first),
+            ids,
             targets,
             is_cohort: false,
         }
@@ -167,7 +192,13 @@ impl Scheduler {
     ) -> Choice {
         let first = lead.members[0];
         let job = &self.jobs[&first];
-        let ids = self.draw(job.need.ids(), want, self.key(job, 0), first);
+        let key = DrawKey {
+            seed: self.config.seed,
+            epoch: job.epoch,
+            position: job.position(),
+            salt: 0,
+        };
+        let ids = self.draw(job.need.ids(), want, key, first);
         let needed = |id: &JobId| {
             let need = &self.jobs[id].need;
             need.equals(&job.need) || ids.iter().all(|&sample| need.ids().contains(sample))
@@ -227,15 +258,6 @@ impl Scheduler {
         points.min()
     }
 
-    fn key(&self, job: &Job, salt: u64) -> DrawKey {
-        DrawKey {
-            seed: self.config.seed,
-            epoch: job.epoch,
-            position: job.position(),
-            salt,
-        }
-    }
-
     /// Draws samples of `from`, all of which this job needs.
     pub(super) fn draw(
         &self,
@@ -254,19 +276,19 @@ impl Scheduler {
     }
 }
 
-/// Returns the intersection of `common` and `need` if it has at least `want` samples.
+/// Returns the intersection of `common` and `ids` if it has at least `want` samples.
 pub(super) fn intersect(
     common: &Arc<RoaringBitmap>,
-    need: &Need,
+    ids: &Arc<RoaringBitmap>,
     want: u64,
 ) -> Option<Arc<RoaringBitmap>> {
-    if Arc::ptr_eq(common, need.ids()) {
+    if Arc::ptr_eq(common, ids) {
         return Some(common.clone());
     }
-    match common.intersection_len(need.ids()) {
+    match common.intersection_len(ids) {
         len if len < want => None,
         len if len == common.len() => Some(common.clone()),
-        len if len == need.len() => Some(need.ids().clone()),
-        _ => Some(Arc::new(&**common & &**need.ids())),
+        len if len == ids.len() => Some(ids.clone()),
+        _ => Some(Arc::new(&**common & &**ids)),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use coprep_scheduler::{Delivery, DrawOrder, JobId, JobSpec, Minibatch, Resume, Target};
+use coprep_scheduler::{Delivery, DrawOrder, JobId, JobSpec, Minibatch, Target};
 use roaring::RoaringBitmap;
 
 /// The samples that a job may still be given, and the batches that it was given.
@@ -73,11 +73,7 @@ impl Audit {
             behind: 0,
             before: None,
         };
-        let resume = spec.resume.clone().unwrap_or(Resume {
-            epoch: 0,
-            delivered: RoaringBitmap::new(),
-            bad: RoaringBitmap::new(),
-        });
+        let resume = spec.resume.clone().unwrap_or_default();
         // Samples known to be bad may be assigned in the rest of an epoch if the ranks would not be level without them.
         let none = RoaringBitmap::new();
         let bad = spec.resume.as_ref().map_or(&self.bad, |_| &none);
@@ -107,6 +103,25 @@ impl Audit {
     pub(crate) fn restarted(&mut self, job: JobId, epoch: u64) {
         let bad = self.bad.clone();
         self.book(job).begin(epoch, &bad);
+    }
+
+    /// Records that a job left its epoch after it was given these samples, in `steps` batches of each rank, and that
+    /// the next epoch continues with what is assigned.
+    pub(crate) fn continued(&mut self, job: JobId, given: &RoaringBitmap, steps: usize) {
+        let bad = self.bad.clone();
+        let book = self.book(job);
+        book.epoch += 1;
+        book.before = None;
+        let again = &book.set & given;
+        book.left |= if book.leaves_out_bad() {
+            again - bad
+        } else {
+            again
+        };
+        for rank in &mut book.ranks {
+            assert!(!rank.ended, "an end of the epoch stays");
+            rank.sizes.drain(..steps);
+        }
     }
 
     pub(crate) fn marked_bad(&mut self, id: u32) {

@@ -61,6 +61,7 @@ impl World {
             ranks,
             draws: BTreeMap::new(),
             given: BTreeMap::new(),
+            carried: (0, Vec::new()),
         };
         if let Some(resume) = job.spec.resume.take().filter(|r| r.epoch == epoch) {
             job.given.insert(epoch, resume.delivered);
@@ -112,6 +113,11 @@ impl World {
             epoch,
             delivered,
             bad,
+            carried: if before.carried.0 == epoch {
+                before.carried.1.clone()
+            } else {
+                Vec::new()
+            },
         });
         let spec = JobSpec {
             resume,
@@ -130,6 +136,7 @@ impl World {
         let job = self.job(id);
         let now = job.ranks[0].epoch;
         (job.draws, job.given) = (before.draws, before.given);
+        job.carried = before.carried;
         for (rank, old) in job.ranks.iter_mut().zip(before.ranks) {
             // Only a rank that lacks nothing may find the job in a later epoch than its own.
             assert!(
@@ -148,7 +155,9 @@ impl World {
         if job.ranks.iter().any(|r| !r.begun || r.epoch != epoch) || self.steadfast.contains(&id) {
             return;
         }
-        self.scheduler.restart_epoch(id);
+        if self.continues(id) {
+            return;
+        }
         let next = self.scheduler.job(id).expect("it is here").epoch;
         assert_eq!(next, epoch + 1);
         self.audit.restarted(id, next);
@@ -167,6 +176,42 @@ impl World {
             held.for_each(|minibatch| self.release(minibatch));
             self.scheduler.epoch_started(id, rank as u32, next);
         }
+    }
+
+    /// Lets a job leave its epoch. Returns `true` if the next one goes on with the parts that wait for its ranks.
+    fn continues(&mut self, id: JobId) -> bool {
+        let job = self.job(id);
+        let Rank { epoch, steps, .. } = job.ranks[0];
+        if self.ascends || !self.jobs[&id].is_level() {
+            self.scheduler.restart_epoch(id);
+            return false;
+        }
+        let level = self.jobs[&id].level;
+        let since = if level.0 == epoch {
+            steps - level.1
+        } else {
+            steps
+        };
+        let left = self.scheduler.leave_epoch(id, epoch, since);
+        let carried = self.scheduler.carried_over(id).to_vec();
+        self.job(id).carried = (epoch + 1, carried);
+        let Some(void) = left else { return false };
+        self.withdraw(id, void);
+        let job = self.job(id);
+        let given = job.given.get(&epoch).cloned().unwrap_or_default();
+        for rank in &mut job.ranks {
+            (rank.epoch, rank.steps, rank.before) = (epoch + 1, 0, None);
+            for part in &mut rank.queue {
+                assert_eq!(part.delivery.epoch, epoch);
+                part.delivery.epoch += 1;
+            }
+        }
+        // The samples that failed are given, too.
+        self.audit.continued(id, &given, since as usize);
+        for rank in 0..self.job(id).ranks.len() {
+            self.scheduler.epoch_started(id, rank as u32, epoch + 1);
+        }
+        true
     }
 
     /// Pauses a job, or lets it read again. Only one job of one rank may pause at a time. Where batches are taken back,

@@ -120,6 +120,11 @@ impl World {
         assert!(!self.scheduler.can_take_back(id));
         self.scheduler.set_absent(id, true);
         self.job(id).absent = true;
+        self.withdraw(id, void);
+    }
+
+    /// Removes the last parts of each rank's queue, which are void.
+    pub(super) fn withdraw(&mut self, id: JobId, void: Vec<u32>) {
         let mut parts = Vec::new();
         for (rank, void) in self.job(id).ranks.iter_mut().zip(void) {
             let stays = rank.queue.len() - void as usize;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use coprep_scheduler::{Delivery, Draw, JobSpec};
+use coprep_scheduler::{CarriedOver, Delivery, Draw, JobSpec};
 use roaring::RoaringBitmap;
 
 pub(super) struct Job {
@@ -22,6 +22,8 @@ pub(super) struct Job {
     /// By epoch: the draws that its first rank was given.
     pub(super) draws: BTreeMap<u64, Vec<Draw>>,
     pub(super) given: BTreeMap<u64, RoaringBitmap>,
+    /// What comes first in its epoch, as it was told when it left the one before, with that epoch.
+    pub(super) carried: (u64, Vec<CarriedOver>),
 }
 
 #[derive(Default)]

@@ -44,6 +44,23 @@ impl Engine {
 
     /// Takes back the items that a job was given and has not taken. Nothing is made for it until it reads again.
     fn take_back(&mut self, id: u64) {
+        self.withdraw(id);
+        let void = self.scheduler.take_back(JobId(id));
+        self.void_last(id, &void);
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        tracing::debug!(parent: None, stream = self.stream, job = id, "a job does not read: what it had queued is taken back");
+        // Marked first: a consumer that begins to wait then sees the mark and rings, or is seen to wait below.
+        job.set_absent(true);
+        let mut ranks = job.ranks.iter().flatten();
+        let is_absent = !ranks.any(|consumer| consumer.sender.is_waiting());
+        job.set_absent(is_absent);
+        self.scheduler.set_absent(JobId(id), is_absent);
+    }
+
+    /// Withdraws the items that were published for a job and that it has not taken. They wait to be published again.
+    pub(super) fn withdraw(&mut self, id: u64) {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
@@ -54,19 +71,18 @@ impl Engine {
                 Err(violation) => end(consumer, &violation),
             }
         }
-        let void = self.scheduler.take_back(JobId(id));
-        for (consumer, deliveries) in job.ranks.iter_mut().zip(void) {
+    }
+
+    /// Drops the last deliveries of each rank of a job.
+    pub(super) fn void_last(&mut self, id: u64, void: &[u32]) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        for (consumer, &deliveries) in job.ranks.iter_mut().zip(void) {
             if let Some(consumer) = consumer {
                 consumer.void_last(deliveries, JobId(id));
             }
         }
-        tracing::debug!(parent: None, stream = self.stream, job = id, "a job does not read: what it had queued is taken back");
-        // Marked first: a consumer that begins to wait then sees the mark and rings, or is seen to wait below.
-        job.set_absent(true);
-        let mut ranks = job.ranks.iter().flatten();
-        let is_absent = !ranks.any(|consumer| consumer.sender.is_waiting());
-        job.set_absent(is_absent);
-        self.scheduler.set_absent(JobId(id), is_absent);
     }
 
     /// Sets each consumer's share of the buffers. Beyond its share, a consumer must copy its batches.

@@ -60,6 +60,9 @@ impl Leaver {
         }
         let kept = &mut leaver.departure.resume;
         (kept.delivered, kept.skipped) = (id_set::serialize(delivered), id_set::serialize(bad));
+        // The ranks that are left know what comes first in their epoch.
+        kept.carried.clear();
+        leaver.resume.carried.clear();
         Ok(leaver)
     }
 }

@@ -3,14 +3,15 @@
 use std::time::Instant;
 
 use coprep_protocol::id_set;
-use coprep_protocol::message::ResumePoint;
-use coprep_scheduler::JobId;
+use coprep_protocol::message::{CarriedOver, Reply, ResumePoint};
+use coprep_scheduler::{DrawOrder, JobId};
 
 use crate::Result;
 use crate::error::invalid;
 use crate::stream::RankId;
-use crate::stream::consumer::{Consumer, Pending};
+use crate::stream::consumer::{Consumer, LeftAt, Pending};
 use crate::stream::engine::{AttachedJob, Engine};
+use crate::stream::numbers::Numbers;
 use crate::stream::pace;
 
 impl Engine {
@@ -60,9 +61,9 @@ impl Engine {
         }
     }
 
-    pub(crate) fn restart_epoch(&mut self, rank_id: RankId, epoch: u64) {
+    pub(crate) fn restart_epoch(&mut self, rank_id: RankId, left: LeftAt) {
         if let Some(consumer) = self.consumer(rank_id) {
-            consumer.leaves = Some(epoch);
+            consumer.leaves = Some(left);
         }
         self.answer_who_left_before(rank_id.job);
         self.restart_if_all_ask(rank_id.job);
@@ -70,26 +71,100 @@ impl Engine {
 
     /// Begins the next epoch if all ranks that are here have left the one before.
     pub(in crate::stream) fn restart_if_all_ask(&mut self, id: u64) {
-        let Some(job) = self.jobs.get_mut(&id) else {
+        let Some(job) = self.jobs.get(&id) else {
             return;
         };
         let is_running = job.forming.is_none() && !job.is_over;
         if !is_running || job.ranks.iter().flatten().any(|c| c.leaves.is_none()) {
             return;
         }
-        self.scheduler.restart_epoch(JobId(id));
+        let goes_on = self.leave_epoch(id);
+        if !goes_on {
+            self.void(id);
+        }
+        let carried = self.carried_over(id);
+        let view = self.scheduler.job(JobId(id));
+        let epoch = view.map_or(0, |view| view.epoch);
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        job.set_absent(false);
+        for consumer in job.ranks.iter_mut().flatten() {
+            consumer.pace.leave();
+            let restarted = Reply::Restarted {
+                epoch,
+                first_seq: consumer.next_seq(),
+                goes_on,
+                carried: carried.clone(),
+            };
+            consumer.tell_restarted(&restarted);
+        }
+    }
+
+    /// Returns the point at which all ranks of a job leave their epoch, if the next one can continue it: the order of
+    /// samples is random, and the ranks are level.
+    fn left_at(&self, id: u64) -> Option<LeftAt> {
+        let is_random = matches!(self.numbers, Numbers::Draws(_))
+            || self.scheduler.order() == DrawOrder::Random;
+        let ranks = self.jobs.get(&id)?.ranks.iter().flatten();
+        let mut left = ranks.filter_map(|consumer| consumer.leaves);
+        let first = left.next().filter(|_| is_random)?;
+        left.all(|other| other == first).then_some(first)
+    }
+
+    /// Begins the next epoch. Returns `true` if it goes on with the items that are assigned and not taken, except those
+    /// of the end of the epoch that was left. Otherwise all of them are void.
+    fn leave_epoch(&mut self, id: u64) -> bool {
+        let Some(left) = self.left_at(id) else {
+            self.scheduler.restart_epoch(JobId(id));
+            return false;
+        };
+        self.withdraw(id);
+        let batches = self.since_attached(id, left.epoch, left.batches);
+        let Some(void) = self.scheduler.leave_epoch(JobId(id), left.epoch, batches) else {
+            return false;
+        };
+        let epoch = left.epoch + 1;
+        self.void_last(id, &void);
+        let begun = self.in_preparation.iter();
+        begun.for_each(|batch| batch.move_target(JobId(id), epoch));
+        if let Some(job) = self.jobs.get_mut(&id) {
+            let ranks = job.ranks.iter_mut().flatten();
+            ranks.for_each(|consumer| consumer.go_on_in(epoch));
+        }
+        true
+    }
+
+    /// Voids all items that are assigned to a job and not taken.
+    fn void(&mut self, id: u64) {
         // Some minibatches of the next epoch may be in preparation already, and the epoch begins anew. Their samples
         // must neither be exchanged for those of the new minibatches nor be replaced by samples of the epoch.
         let begun = self.in_preparation.iter();
         begun.for_each(|batch| batch.remove_target(JobId(id)));
-        let view = self.scheduler.job(JobId(id));
-        let epoch = view.map_or(0, |view| view.epoch);
-        job.set_absent(false);
-        for consumer in job.ranks.iter_mut().flatten() {
-            consumer.void();
-            consumer.pace.leave();
-            consumer.tell_restarted(epoch, consumer.next_seq());
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.ranks.iter_mut().flatten().for_each(Consumer::void);
         }
+    }
+
+    /// Returns the number of batches since the job attached, if a rank was given `batches` batches of `epoch`.
+    fn since_attached(&self, id: u64, epoch: u64, batches: u64) -> u64 {
+        let level = self.jobs.get(&id).map_or((0, 0), |job| job.level);
+        if level.0 == epoch {
+            batches.saturating_sub(level.1)
+        } else {
+            batches
+        }
+    }
+
+    /// Returns the samples that come first in a job's epoch.
+    fn carried_over(&self, id: u64) -> Vec<CarriedOver> {
+        let carried = self.scheduler.carried_over(JobId(id)).iter();
+        let carried = carried.map(|group| CarriedOver {
+            epoch: group.epoch,
+            before: group.before,
+            ids: id_set::serialize(&group.ids),
+        });
+        carried.collect()
     }
 
     /// Returns the job's state once every rank has been given `batches` batches of `epoch`.
@@ -97,12 +172,7 @@ impl Engine {
     /// # Errors
     /// When that state is not known any more.
     pub(crate) fn state(&self, rank_id: RankId, epoch: u64, batches: u64) -> Result<ResumePoint> {
-        let level = self.jobs.get(&rank_id.job).map_or((0, 0), |job| job.level);
-        let since = if level.0 == epoch {
-            batches.saturating_sub(level.1)
-        } else {
-            batches
-        };
+        let since = self.since_attached(rank_id.job, epoch, batches);
         let state = self.scheduler.state(JobId(rank_id.job), epoch, since);
         let state = state.ok_or_else(|| {
             invalid(format!(
@@ -116,20 +186,28 @@ impl Engine {
             batches,
             is_done: false,
             skipped: Vec::new(),
+            carried: Vec::new(),
         })
     }
 
     /// Answers the ranks that ask to leave an epoch before the one in which the job goes on. All ranks had left it, and
     /// these lost their connections before they were told.
     pub(in crate::stream) fn answer_who_left_before(&mut self, id: u64) {
+        let carried = self.carried_over(id);
         let Some(job) = self.jobs.get_mut(&id).filter(|job| job.forming.is_none()) else {
             return;
         };
         let (epoch, _) = job.level;
+        // All items that were published on this connection belong to the epoch that begins.
+        let restarted = Reply::Restarted {
+            epoch,
+            first_seq: 0,
+            goes_on: false,
+            carried,
+        };
         for consumer in job.ranks.iter_mut().flatten() {
-            if consumer.leaves.is_some_and(|left| left < epoch) {
-                // All items that were published on this connection belong to the epoch that begins.
-                consumer.tell_restarted(epoch, 0);
+            if consumer.leaves.is_some_and(|left| left.epoch < epoch) {
+                consumer.tell_restarted(&restarted);
             }
         }
     }

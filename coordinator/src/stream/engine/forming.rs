@@ -92,6 +92,10 @@ pub(in crate::stream) fn merge_resume(forming: &mut JobSpec, resume: &scheduler:
         Some(known) if known.epoch == resume.epoch => {
             known.delivered |= &resume.delivered;
             known.bad |= &resume.bad;
+            // They are the same for all ranks. One that has come again may not know them.
+            if known.carried.is_empty() {
+                known.carried.clone_from(&resume.carried);
+            }
         }
         Some(known) if known.epoch > resume.epoch => {}
         other => *other = Some(resume.clone()),

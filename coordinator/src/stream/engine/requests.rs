@@ -1,7 +1,9 @@
 //! Requests to attach: their checks, and their translation for the scheduler.
 
+use std::sync::Arc;
+
 use coprep_protocol::id_set;
-use coprep_protocol::message::{Attach, MOST_EPOCHS, ResumePoint};
+use coprep_protocol::message::{Attach, CarriedOver, MOST_CARRIED, MOST_EPOCHS, ResumePoint};
 use coprep_scheduler::{self as scheduler, JobSpec};
 use roaring::RoaringBitmap;
 
@@ -109,7 +111,23 @@ pub(super) fn resume_of(given: &ResumePoint) -> Result<scheduler::Resume> {
         } else {
             bitmap(&given.skipped, "skipped")?
         },
+        carried: carried_of(&given.carried)?,
     })
+}
+
+fn carried_of(given: &[CarriedOver]) -> Result<Vec<scheduler::CarriedOver>> {
+    let is_wrong = |group: &CarriedOver| group.epoch.max(group.before) >= MOST_EPOCHS;
+    if given.len() > MOST_CARRIED || given.iter().any(is_wrong) {
+        return Err(invalid("a state of an epoch that continues no other one"));
+    }
+    let group = |group: &CarriedOver| {
+        Ok(scheduler::CarriedOver {
+            epoch: group.epoch,
+            before: group.before,
+            ids: Arc::new(bitmap(&group.ids, "carried")?),
+        })
+    };
+    given.iter().map(group).collect()
 }
 
 /// Reads a bitmap in Roaring's own format, which is checked while it is read.

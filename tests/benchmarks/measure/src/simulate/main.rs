@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p coprep-benchmarks --bin simulate [SECTION...]` prints the tables of
 //! `docs/explanation/scheduler.md`, and ends with code 1 if a bar is missed. Sections: speeds, prep, ascending, pools,
-//! folds, shuffle, windows, histories, cost, pauses, borders.
+//! folds, shuffle, windows, histories, cost, pauses, borders, left.
 #![expect(clippy::print_stdout, reason = "it prints tables")]
 
 mod ascending;
@@ -12,6 +12,7 @@ mod audit;
 mod borders;
 mod cost;
 mod histories;
+mod left;
 mod model;
 mod pools;
 mod random;
@@ -25,9 +26,10 @@ use report::Report;
 type Section = fn(&mut Report);
 
 fn main() -> std::process::ExitCode {
-    let sections: [(&str, Section); 11] = [
+    let sections: [(&str, Section); 12] = [
         ("speeds", speeds::speeds),
         ("borders", borders::borders),
+        ("left", left::left),
         ("prep", speeds::prep_bound),
         ("ascending", ascending::ascending),
         ("pools", pools::pools),

@@ -51,6 +51,8 @@ pub(crate) struct Plan {
     pub(crate) dies: Option<(f64, Option<f64>)>,
     /// It reads nothing from the first time to the second.
     pub(crate) pauses: Option<(f64, f64)>,
+    /// Number of batches after which it leaves each of its epochs, if it does. Only for jobs of one rank.
+    pub(crate) leaves: Option<u32>,
 }
 
 /// Time without reading after which a job's untaken batches are taken back, if another job lacks a buffer.
@@ -74,6 +76,7 @@ impl Plan {
             start: 0.0,
             dies: None,
             pauses: None,
+            leaves: None,
         }
     }
 
@@ -150,6 +153,8 @@ struct Rank {
     batch: Vec<u32>,
     busy: bool,
     epoch: u64,
+    /// Number of batches of its epoch.
+    steps: u32,
     /// `true` while it works on the last batch of its epoch.
     is_at_border: bool,
     random: Random,
@@ -303,6 +308,7 @@ impl Model {
                 }
                 self.jobs[job].ranks[rank].busy = false;
                 self.cross_border(job, rank);
+                self.leave_epoch(job);
                 self.read(job, rank);
             }
             // The job has died since the step began.
@@ -318,12 +324,42 @@ impl Model {
         let reader = &mut self.jobs[at].ranks[rank];
         if std::mem::take(&mut reader.is_at_border) {
             reader.epoch += 1;
+            reader.steps = 0;
             let epoch = reader.epoch;
             self.jobs[at].has_crossed = true;
             let id = JobId(at as u64);
             self.scheduler.epoch_started(id, rank as u32, epoch);
             self.bound_what_is_ahead(at);
         }
+    }
+
+    /// Leaves the epoch of a job if it has come so far. The next one continues it.
+    fn leave_epoch(&mut self, at: usize) {
+        let job = &mut self.jobs[at];
+        let reader = &mut job.ranks[0];
+        if job.plan.leaves != Some(reader.steps) {
+            return;
+        }
+        let (id, epoch) = (JobId(at as u64), reader.epoch);
+        let steps = std::mem::take(&mut reader.steps);
+        reader.epoch += 1;
+        // The coordinator begins its count of what is ahead anew, too.
+        (job.assigned, job.has_crossed) = (0, false);
+        let void = self.scheduler.leave_epoch(id, epoch, steps.into());
+        if let Some(void) = &void {
+            self.withdraw(at, void);
+            let given = self.jobs[at].given.get(&epoch).cloned().unwrap_or_default();
+            self.audit.continued(id, &given, steps as usize);
+        } else {
+            let all = vec![self.jobs[at].ranks[0].queue.len() as u32];
+            self.withdraw(at, &all);
+            self.audit.restarted(id, epoch + 1);
+        }
+        let reader = &mut self.jobs[at].ranks[0];
+        for (_, part) in &mut reader.queue {
+            part.epoch += 1;
+        }
+        self.bound_what_is_ahead(at);
     }
 
     fn bound_what_is_ahead(&mut self, at: usize) {
@@ -361,7 +397,7 @@ impl Model {
         let resume = resume.map(|(&epoch, given)| Resume {
             epoch,
             delivered: given.clone(),
-            bad: RoaringBitmap::new(),
+            ..Resume::default()
         });
         let spec = JobSpec {
             resume,
@@ -384,6 +420,7 @@ impl Model {
                 batch: Vec::new(),
                 busy: false,
                 epoch,
+                steps: 0,
                 is_at_border: false,
                 random: Random::new(seed + 1000 * at as u64 + rank),
             })
@@ -478,9 +515,16 @@ impl Model {
         let id = JobId(at as u64);
         let void = self.scheduler.take_back(id);
         self.scheduler.set_absent(id, true);
+        self.withdraw(at, &void);
+        true
+    }
+
+    /// Removes the last parts of each rank's queue, which are void.
+    fn withdraw(&mut self, at: usize, void: &[u32]) {
+        let id = JobId(at as u64);
         let mut parts = Vec::new();
         for (rank, void) in self.jobs[at].ranks.iter_mut().zip(void) {
-            let stays = rank.queue.len() - void as usize;
+            let stays = rank.queue.len() - *void as usize;
             parts.extend(rank.queue.split_off(stays));
         }
         parts.sort_by_key(|(minibatch, part)| Reverse((*minibatch, part.start)));
@@ -493,7 +537,6 @@ impl Model {
         parts
             .iter()
             .for_each(|(minibatch, _)| self.release(*minibatch));
-        true
     }
 
     /// Updates the waits of jobs that have nothing to read while a minibatch is prepared.
@@ -585,6 +628,7 @@ impl Model {
         let reader = &mut job.ranks[rank];
         reader.parts = 0;
         reader.busy = true;
+        reader.steps += 1;
         reader.is_at_border = delivery.ends_epoch;
         let batch = std::mem::take(&mut reader.batch);
         let time = job.plan.step * job.plan.jitter.step(&mut reader.random);
