@@ -273,8 +273,9 @@ def _check_pass(where: str, job: Job, due: Due, plan: Plan, passes: Sequence[Pas
     if not plan.kills and not job.draws:
         find("error repeated", [i for i, times in errors.items() if times > 1])
     # A sample that fails once and is skipped may still come, if the coordinator ends before the job has heard of the
-    # failure. It breaks the order then.
-    if not job.shuffle and not job.relaxed and not (job.skip and due.any_may_fail):
+    # failure. It breaks the order then. So does a rank that is given others' samples because it lacks some of its own.
+    lacks_some = job.skip and bool(due.any_may_fail or (due.bad and ranks > 1))
+    if not job.shuffle and not job.relaxed and not lacks_some:
         found += _check_order(where, passes)
     is_complete = len(passes) == ranks and all(one.is_complete for one in passes)
     if is_complete and job.draws:

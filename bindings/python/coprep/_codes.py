@@ -32,7 +32,7 @@ def digest_of_code(code: CodeType) -> bytes:
         handled: bytes = getattr(code, "co_exceptiontable", b"")
         constants = digest_of_constant(code.co_consts)
         digest = digest_of(repr(shape).encode(), repr(names).encode(), code.co_code, handled, constants)
-        # No lambda, which would look for globals that are gone when the interpreter ends. The reference is the default.
+        # A lambda would look for globals, which are gone when the interpreter ends. The reference is the default.
         known = _known[key] = _Known(weakref.ref(code, partial(_known.pop, key)), digest)
     return known.digest
 

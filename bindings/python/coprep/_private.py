@@ -62,7 +62,7 @@ def token_of(obj: Any) -> bytes:
         key = id(obj)
         _count += 1
         try:
-            # No lambda, which would look for globals that are gone when the interpreter ends. The reference is the default.
+            # A lambda would look for globals, which are gone when the interpreter ends. The reference is the default.
             reference = weakref.ref(obj, partial(_tokens.pop, key))
         except TypeError:
             # Another object may get the same token once this one has ended.

@@ -193,10 +193,14 @@ impl Loader {
         let (mut pause, mut defects) = (FIRST_PAUSE, 0);
         while let Err(e) = self.attach(inner, code, interrupt_check, notice) {
             defects += u32::from(is_internal(&e));
+            let time = began.elapsed().as_secs_f64();
+            if timeout.is_over() && *e.kind() == ErrorKind::Disconnected {
+                let why = "the coordinator's log says why it hangs up";
+                return Err(e.with_remedy(format!("could not attach anew for {time:.1} s: {why}")));
+            }
             if !may_pass(&e) || timeout.is_over() || defects > MOST_DEFECTS {
                 return Err(e);
             }
-            let time = began.elapsed().as_secs_f64();
             inner.waiting.reattach_failure =
                 Some(format!("it could not attach anew for {time:.1} s: {e}"));
             timeout.sleep(pause)?;

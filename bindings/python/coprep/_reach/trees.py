@@ -54,7 +54,7 @@ def trees_of(code: CodeType) -> list[Function]:
         return known[1]
     found = _found(code)
     if found:
-        # No lambda, which would look for globals that are gone when the interpreter ends. The reference is the default.
+        # A lambda would look for globals, which are gone when the interpreter ends. The reference is the default.
         _trees[key] = weakref.ref(code, partial(_trees.pop, key)), found
     return found
 
