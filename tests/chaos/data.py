@@ -84,6 +84,13 @@ class Values:
         return np.full(self.width, i, np.int64), i
 
 
+class Together(Values):
+    """A dataset that is asked for all samples of a minibatch in one call."""
+
+    def __getitems__(self, ids: list[int]) -> list[Any]:
+        return [self[i] for i in ids]
+
+
 class Pickled(Values):
     """A dataset with samples of unequal size, which travel pickled."""
 

@@ -28,7 +28,7 @@ class DrawState:
 
 
 def draw_data(d: DrawState) -> Data:
-    kind = d.pick(folder=20, files=25, plain=25, transform=22, pickled=8)
+    kind = d.pick(folder=20, files=25, plain=18, together=7, transform=22, pickled=8)
     samples = d.rng.choice(SIZES)
     if kind in ("folder", "files"):
         return Data(kind, samples, operators=d.pick(crop=5, fixed=3, float=2))

@@ -106,7 +106,8 @@ class Log:
 def pipeline_of(data: Data, room: Room, give_keys: Callable[[], Any] | None = None) -> Any:
     """Returns the dataset of a loader. `give_keys` returns the keys of the store, if jobs give them."""
     if not data.is_native:
-        kind = datasets.Pickled if data.kind == "pickled" else datasets.Values
+        kinds = {"pickled": datasets.Pickled, "together": datasets.Together}
+        kind = kinds.get(data.kind, datasets.Values)
         misbehaviour = datasets.Misbehaviour(
             data.slow, data.slow_s, data.failing, data.deadly, data.deadly_once, marks=str(room.folder)
         )

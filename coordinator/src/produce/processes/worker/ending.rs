@@ -1,5 +1,6 @@
 //! The end of a worker process, and the samples that it leaves.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::produce::failure::Failure;
@@ -158,14 +159,16 @@ impl Worker {
             .flat_map(|chunk| chunk.tasks)
             .collect();
         tasks.extend(self.rest.drain(..).map(Some));
-        if at_fault.is_some() {
-            // Any sample of a call may be at fault, so each of them is asked for by itself from now on.
-            let together = tasks.iter_mut().flatten();
-            together
-                .filter(|task| task.together().is_some())
-                .for_each(|task| task.alone = true);
-        }
-        if let Some(mut task) = at_fault.and_then(|index| tasks[index].take()) {
+        let together = at_fault.and_then(|index| tasks[index].as_ref()?.together().cloned());
+        if let Some(together) = together {
+            // Any sample of the call may be at fault. Each is asked for by itself from now on, which shows the one.
+            let asked_with = |task: &&mut PoolTask| {
+                task.together()
+                    .is_some_and(|own| Arc::ptr_eq(own, &together))
+            };
+            let of_call = tasks.iter_mut().flatten().filter(asked_with);
+            of_call.for_each(|task| task.alone = true);
+        } else if let Some(mut task) = at_fault.and_then(|index| tasks[index].take()) {
             task.attempts += 1;
             task.alone = true;
             if task.attempts >= ATTEMPTS {
@@ -216,7 +219,7 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
     use coprep_protocol::code::{Channel, ENTRIES, SampleRequest, Together, entry};
     use coprep_shared_memory::task_table::{TaskHandle, TaskTable};
@@ -301,7 +304,10 @@ mod tests {
     }
 
     /// A sample that is bound to a slot.
-    struct Sample;
+    #[derive(Default)]
+    struct Sample {
+        together: Option<Arc<Together>>,
+    }
 
     impl Task for Sample {
         fn begin(&mut self) -> Begin {
@@ -320,7 +326,7 @@ mod tests {
         }
 
         fn together(&self) -> Option<&Arc<Together>> {
-            None
+            self.together.as_ref()
         }
 
         fn lasting_id(&self) -> Option<u32> {
@@ -348,6 +354,13 @@ mod tests {
         fn finish(self: Box<Self>, _: TaskOutcome) {}
     }
 
+    fn task_of(together: Option<&Arc<Together>>) -> PoolTask {
+        let sample = Sample {
+            together: together.cloned(),
+        };
+        PoolTask::new(Box::new(sample), Deadline::default())
+    }
+
     /// The end of a process in a test.
     enum Ends {
         Alone,
@@ -361,8 +374,7 @@ mod tests {
         let task_table = process.task_table.clone();
         worker.process = Some(process);
         worker.has_made = has_made;
-        let task = PoolTask::new(Box::new(Sample), Deadline::default());
-        worker.give(vec![task]).unwrap();
+        worker.give(vec![task_of(None)]).unwrap();
         if begins {
             assert!(task_table.begin(entry(0, 0)));
         }
@@ -383,6 +395,38 @@ mod tests {
         assert_eq!(blamed_for(false, true, &Ends::Alone), 1);
         assert_eq!(blamed_for(false, false, &Ends::Alone), 1);
         assert_eq!(blamed_for(true, false, &Ends::Alone), 0);
+    }
+
+    #[test]
+    fn no_sample_is_blamed_for_the_end_of_a_call_and_each_is_then_made_alone() {
+        let (mut worker, fork_server, _) = worker();
+        let (process, socket) = process_of(&worker);
+        let task_table = process.task_table.clone();
+        worker.process = Some(process);
+        let together = Arc::new(Together {
+            ids: vec![0; 3],
+            visit: 0,
+        });
+        for _ in 0..3 {
+            let task = task_of(Some(&together));
+            worker.process_pool.submit(Deadline::default(), task.work);
+        }
+        let mut tasks = worker.take();
+        assert_eq!(tasks.len(), 3);
+        worker.rest.extend(tasks.pop());
+        worker.give(tasks).unwrap();
+        assert!(task_table.begin(entry(0, 0)));
+        drop(socket);
+        say(
+            &fork_server,
+            &format!(r#"{{"event": "exited", "worker": 0, "how": "{KILLED}"}}"#),
+        );
+        worker.lost("");
+        for _ in 0..3 {
+            let tasks = worker.process_pool.next_together(Duration::ZERO);
+            let alone: Vec<_> = tasks.iter().map(|t| (t.attempts, t.alone)).collect();
+            assert_eq!(alone, [(0, true)]);
+        }
     }
 
     #[test]
