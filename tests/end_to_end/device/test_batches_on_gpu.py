@@ -82,6 +82,38 @@ def test_images_have_the_bits_of_the_host(
         assert "pageable" not in driver.answers("cuMemcpyHtoDAsync_v2")
 
 
+LEFT = """
+import itertools, sys
+import gpu_seam
+import coprep, torch
+
+data = coprep.ImageFolder(sys.argv[1]).decode().resize((32, 32))
+options = dict(batch_size=8, shuffle=True, seed=7, with_index=True)
+
+def samples(batches, wait=lambda: None):
+    found = {}
+    for images, _, ids in batches:
+        wait()
+        found.update(zip(ids.tolist(), images.cpu()))
+    return found
+
+with coprep.DataLoader(data, **options) as host:
+    expected = samples(host)
+with coprep.DataLoader(data, device="cuda", **options) as device:
+    for leaves in (3, 1, 20, 24, None, 2, None):
+        found = samples(itertools.islice(device, leaves), gpu_seam.synchronize)
+        assert len(found) == (200 if leaves is None else 8 * leaves), (leaves, len(found))
+        assert all(torch.equal(image, expected[i]) for i, image in found.items()), leaves
+    print(device.stats()["uploads"])
+"""
+
+
+def test_an_epoch_that_was_left_is_continued(folder: Path, socket_path: Path, tmp_path: Path) -> None:
+    uploads = Driver(tmp_path / "driver").job(LEFT, folder).result()
+    # 100 batches are taken. At each of five breaks, those that were uploaded ahead are uploaded once more.
+    assert 100 <= int(uploads) <= 100 + 6 * AHEAD
+
+
 @pytest.mark.parametrize("side", [33, 31])
 def test_images_of_any_size(folder: Path, socket_path: Path, tmp_path: Path, side: int) -> None:
     driver = Driver(tmp_path / "driver")
