@@ -18,8 +18,8 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 
 use crate::error::{
-    Error, ErrorKind, Result, disconnected, explained, from_frame, invalid, refused, timed_out,
-    violation,
+    Error, ErrorKind, Result, disconnected, explained, from_frame, invalid, no_place, refused,
+    timed_out, violation,
 };
 use crate::notice::{Notice, Wait, no_notice};
 use crate::raw;
@@ -78,7 +78,12 @@ pub struct Connection {
 impl Connection {
     /// Connects to the coordinator if there is one. A coordinator that ends meanwhile counts as none.
     pub(crate) fn find(paths: &CoordinatorPaths, options: &ConnectOptions) -> Result<Option<Self>> {
-        let Some(socket) = connect_to(&paths.socket)? else {
+        let found = match connect_to(&paths.socket) {
+            // A folder that is not this user's says more than that nobody can be reached in it.
+            Err(e) => paths.prepare().map_err(no_place).and(Err(e))?,
+            Ok(found) => found,
+        };
+        let Some(socket) = found else {
             return Ok(None);
         };
         check_owner(&socket, &paths.socket)?;

@@ -486,3 +486,26 @@ def test_a_fork_server_ends_without_a_word(tmp_path: Path, socket_path: Path) ->
         until(lambda: not processes_of(socket_path), "all processes end")
         said = text.read()
     assert "Traceback" not in said and "WARN" not in said, said
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "link to itself", "folder of all"])
+def test_a_folder_that_is_not_ours_is_told_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(f"/tmp/coprep-test-{os.getpid()}")
+    monkeypatch.setenv("COPREP_SOCKET", str(folder / "coordinator.sock"))
+    try:
+        match kind:
+            case "file":
+                folder.touch()
+            case "pipe":
+                os.mkfifo(folder)
+            case "link to itself":
+                folder.symlink_to(folder)
+            case "folder of all":
+                folder.mkdir()
+                folder.chmod(0o777)
+        began = time.monotonic()
+        with pytest.raises(coprep.CoprepError, match=f"{folder}.* private folder of user"):
+            next(iter(coprep.DataLoader(ud.Numbers(8), 4, **NUMPY)))
+        assert time.monotonic() - began < 10
+    finally:
+        folder.rmdir() if folder.is_dir() else folder.unlink()
