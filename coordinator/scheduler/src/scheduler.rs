@@ -697,9 +697,10 @@ impl Scheduler {
     /// with one visit. If the targets are in different epochs, the visit is therefore a number that no job has had or
     /// will have.
     fn visit(&self, id: u32, lead: JobId, targets: &[Target], is_cohort: bool) -> u64 {
-        let of = |job: JobId| self.jobs[&job].visit_of(id);
-        let visit = of(lead);
-        if is_cohort || targets.iter().all(|t| of(t.job) == visit) {
+        let visit = self.jobs[&lead].visit_of(id);
+        // Jobs that have left since the minibatch was drawn meet nothing any more.
+        let mut others = targets.iter().filter_map(|t| self.jobs.get(&t.job));
+        if is_cohort || others.all(|job| job.visit_of(id) == visit) {
             return visit;
         }
         let words = [lead.0, self.jobs[&lead].epoch, self.made];
