@@ -111,6 +111,8 @@ pub(super) struct LoaderLink {
     departed: Vec<Departure>,
     /// An answer that came after its request was given up, and that nobody has read.
     unread: Option<Reply>,
+    /// Number of answers about the beginning and end of epochs that have not come, and that nobody waits for any more.
+    given_up: u32,
     /// Orders of epochs that have come and were not taken yet.
     orders: Vec<(u64, Vec<u32>)>,
     device: DeviceLink,
@@ -165,6 +167,7 @@ impl LoaderLink {
                     first_seq: 0,
                     departed: Vec::new(),
                     unread: None,
+                    given_up: 0,
                     orders,
                     device: DeviceLink::default(),
                 };
@@ -408,13 +411,9 @@ impl LoaderLink {
         timeout: &Timeout<'_>,
     ) -> Result<bool> {
         self.announce_epoch(epoch)?;
-        loop {
-            match self.reply(timeout, "the beginning of an epoch")? {
-                Reply::EpochBegun { wants_server } => return Ok(wants_server),
-                // The late answer to a request that was given up.
-                Reply::EpochLeft { .. } => {}
-                other => return Err(unexpected(&other)),
-            }
+        match self.reply_about_epoch(timeout, "the beginning of an epoch")? {
+            Reply::EpochBegun { wants_server } => Ok(wants_server),
+            other => Err(unexpected(&other)),
         }
     }
 
@@ -427,13 +426,20 @@ impl LoaderLink {
     ) -> Result<u32> {
         let request = Request::EpochLeft { epoch, is_complete };
         self.connection.send(&request)?;
-        loop {
-            match self.reply(timeout, "the end of an epoch")? {
-                Reply::EpochLeft { ended_server } => return Ok(ended_server),
-                Reply::EpochBegun { .. } => {}
-                other => return Err(unexpected(&other)),
-            }
+        match self.reply_about_epoch(timeout, "the end of an epoch")? {
+            Reply::EpochLeft { ended_server } => Ok(ended_server),
+            other => Err(unexpected(&other)),
         }
+    }
+
+    fn reply_about_epoch(&mut self, timeout: &Timeout<'_>, what: &'static str) -> Result<Reply> {
+        let reply = self.reply(timeout, what);
+        if let Err(e) = &reply
+            && matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Interrupted)
+        {
+            self.given_up += 1;
+        }
+        reply
     }
 
     /// Gives the stream a fork server.
@@ -634,6 +640,10 @@ impl LoaderLink {
             // The files were read together with the message.
             Reply::Order { .. } | Reply::Ring { .. } => {}
             Reply::NoRing { why } => self.device.sharing.refused = Some(why),
+            // Answers come in the order of the requests, so this one is to a request that was given up.
+            Reply::EpochBegun { .. } | Reply::EpochLeft { .. } if self.given_up > 0 => {
+                self.given_up -= 1;
+            }
             other => return Ok(Some(other)),
         }
         Ok(None)
