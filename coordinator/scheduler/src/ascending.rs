@@ -18,8 +18,8 @@ pub(crate) fn next_ids(need: &Need, count: u64) -> Vec<u32> {
 
 /// Returns the next ids of a job of several ranks, slice by slice, as `slices` divides them among `ranks` ranks.
 ///
-/// A rank is given ids at the positions of others in `set` only when its own have run out. That happens if samples have
-/// left the need because they could not be read.
+/// A rank is given ids at the positions of others in `set` only when its own have run out, and then the last ones, so
+/// that the others keep their places. That happens if samples have left the need because they could not be read.
 pub(crate) fn dealt_ids(
     need: &Need,
     set: &RoaringBitmap,
@@ -36,6 +36,7 @@ pub(crate) fn dealt_ids(
         .zip(position..)
         .filter(|(id, _)| need.ids().contains(*id));
     let mut found = vec![VecDeque::new(); ranks as usize];
+    let mut latest = vec![0; ranks as usize];
     let mut dealt = Vec::new();
     for slice in slices {
         for _ in 0..slice.len {
@@ -46,15 +47,24 @@ pub(crate) fn dealt_ids(
                 found[(position % u64::from(ranks)) as usize].push_back(id);
             }
             let own = found[rank].pop_front();
-            dealt.extend(own.or_else(|| take_smallest(&mut found)));
+            if let Some(id) = own.or_else(|| take_behind(&mut found, latest[rank])) {
+                latest[rank] = id;
+                dealt.push(id);
+            }
         }
     }
     dealt
 }
 
-fn take_smallest(found: &mut [VecDeque<u32>]) -> Option<u32> {
-    let next = found.iter_mut().filter(|ids| !ids.is_empty());
-    next.min_by_key(|ids| ids[0])?.pop_front()
+/// Takes the last id of a rank: the smallest such one behind `latest`, or else the largest of all.
+fn take_behind(found: &mut [VecDeque<u32>], latest: u32) -> Option<u32> {
+    let last = |ids: &&mut VecDeque<u32>| ids.back().copied();
+    let order = |ids: &&mut VecDeque<u32>| match last(ids) {
+        Some(id) if id > latest => (false, id),
+        id => (true, u32::MAX - id.unwrap_or(0)),
+    };
+    let others = found.iter_mut().filter(|ids| !ids.is_empty());
+    others.min_by_key(order)?.pop_back()
 }
 
 /// Returns `true` if `ids` are the next ids of a job with this need.
@@ -168,11 +178,16 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_whose_positions_have_run_out_takes_those_of_others() {
+    fn a_rank_whose_positions_have_run_out_takes_the_last_ones_of_others() {
         let set: RoaringBitmap = (0..8).collect();
         let slices = RankBatcher::new(2, 2, false).assign(4, 4, 0);
         // The positions of rank 0 are lost.
         let dealt = dealt_ids(&need([1, 3, 5, 7]), &set, 2, &slices);
-        assert_eq!(dealt, [1, 3, 5, 7]);
+        assert_eq!(dealt, [7, 5, 1, 3]);
+        // Of rank 1, one is lost.
+        let set: RoaringBitmap = (0..12).collect();
+        let slices = RankBatcher::new(4, 3, false).assign(11, 11, 0);
+        let dealt = dealt_ids(&need((0..12).filter(|&id| id != 4)), &set, 3, &slices);
+        assert_eq!(dealt, [0, 3, 6, 9, 1, 7, 10, 11, 2, 5, 8]);
     }
 }
