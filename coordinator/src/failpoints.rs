@@ -7,6 +7,7 @@
 //! | name | thread | point | cost of a panic there |
 //! |---|---|---|---|
 //! | `session-request` | session | a request was read, and is not answered | that connection; its client connects again |
+//! | `session-attached` | session | a request to attach was answered | that connection; its client attaches again |
 //! | `attach-locked` | session | a consumer was added, the stream's lock is held | the stream; its jobs find another |
 //! | `driver-turn` | driver of a stream | at the start of a pass, no lock is held | the stream |
 //! | `pump-locked` | driver, worker or session | the stream's lock is held | the stream |

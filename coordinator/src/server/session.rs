@@ -186,8 +186,9 @@ impl Session<'_> {
             Ok(Ok(Some(reply))) => self.client.reply_queue.send(&reply),
             Ok(Ok(None)) => Ok(()),
             Ok(Err(e)) => self.client.reply_queue.send(&Reply::Refused(refusal(&e))),
-            // Its client attaches again, and the stream knows what it was given.
-            Err(panic) if was_attached => resume_unwind(panic),
+            // Its client attaches again, and the stream knows what it was given. A request to attach may have been
+            // answered already.
+            Err(panic) if was_attached || self.attached.is_some() => resume_unwind(panic),
             Err(_) => {
                 // Without an answer the client would connect and ask again, and the same request may panic each time.
                 let refused = Reply::Refused(refusal(&defect("a request panicked")));
@@ -295,6 +296,7 @@ impl Session<'_> {
         let reply_queue = &self.client.reply_queue;
         let sent = reply_queue.send_with(&attached, registration.descriptors.into());
         sent.map_err(|e| invalid("the client went away while attaching").because(e))?;
+        fail_point!("session-attached");
         stream.begin();
         Ok(None)
     }

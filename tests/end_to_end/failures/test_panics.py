@@ -64,6 +64,12 @@ def test_what_a_worker_process_was_given_is_made_by_another_if_its_thread_panics
     assert run(start, monkeypatch, failpoints, order=order) == []
 
 
+def test_a_job_attaches_again_if_its_session_panics_when_it_has_answered(
+    socket_path: object, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(start, monkeypatch, "session-attached=1*panic->1*off->1*panic->off") == []
+
+
 def test_a_fork_server_whose_listener_panics_is_replaced(
     socket_path: object, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
