@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import user_datasets as ud
 from batches import ids
+from coordinators import coordinator_at
 from image_jobs import N
 from jobs import Start
 from photos import make_folder, photo
@@ -141,16 +142,20 @@ def test_an_unusable_folder_is_one_clear_error(socket_path: Path, tmp_path: Path
     assert words in str(caught.value)
 
 
-def test_a_loader_that_failed_does_not_trouble_others(pipeline: coprep.Pipeline, tmp_path: Path) -> None:
+def test_a_loader_that_failed_does_not_trouble_others(
+    pipeline: coprep.Pipeline, socket_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "photos").mkdir()
     failed = coprep.DataLoader(coprep.ImageFolder(tmp_path / "photos").decode().random_resized_crop(32), batch_size=4)
     with pytest.raises(FileNotFoundError, match="no class folders"):
         next(iter(failed))
-    with coprep.DataLoader(pipeline, batch_size=4) as loader:
+    coprep.stop()
+    with coordinator_at(tmp_path / "other", monkeypatch), coprep.DataLoader(pipeline, batch_size=4) as loader:
         next(iter(loader))
         loader.load_state_dict(loader.state_dict())
-    with pytest.raises(FileNotFoundError, match="no class folders"):
-        next(iter(failed))
+        with pytest.raises(coprep.CoprepError, match="no coordinator"):
+            coprep.status(socket_path)
+    failed.close()
 
 
 def test_a_cache_larger_than_memory_is_one_clear_error(pipeline: coprep.Pipeline, tmp_path: Path) -> None:
