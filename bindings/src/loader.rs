@@ -221,6 +221,11 @@ impl PyLoader {
         py.detach(|| self.client.batches_per_epoch()).map_err(raise)
     }
 
+    /// Returns `True` if it has attached.
+    fn is_attached(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.client.is_attached())
+    }
+
     /// Returns the coordinator's answer to attaching: seed, samples, classes, fields.
     fn attached<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let attached = py.detach(|| self.client.attached()).map_err(raise)?;

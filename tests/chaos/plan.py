@@ -51,7 +51,8 @@ class Data:
     kind: str
     """``folder`` and ``files`` are native pipelines. So are those in an object store: ``objects`` (a prefix), ``urls``
     (a list), ``shards`` and ``web_shards`` (tar shards by the interface of S3, and by plain HTTP). ``plain``,
-    ``together`` (by ``__getitems__``), ``transform`` and ``pickled`` are Python datasets. ``iterable`` is the iterable dataset of a cohort.
+    ``together`` (by ``__getitems__``), ``transform`` and ``pickled`` are Python datasets. ``iterable`` is the iterable
+    dataset of a cohort.
     """
     samples: int
     operators: str = "crop"

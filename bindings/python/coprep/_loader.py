@@ -971,9 +971,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
         """
         is_alone = self._given_rank.world_size in (None, 1) and self._cohort is None
         last = self._last_pass()
-        # One that has begun no pass may be attached to nothing, and asking would attach it.
-        has_ended = self._last_pass is not _no_pass and (last is None or last.is_over)
-        if is_alone and not self._closed and self._process == os.getpid() and has_ended:
+        is_here = self._process == os.getpid() and self._loader is not None and self._loader.is_attached()
+        if is_alone and not self._closed and is_here and (last is None or last.is_over):
             # It may have lost its coordinator, which it tells when it is used, and to nobody else.
             with contextlib.suppress(Exception):
                 self._begin_anew(None)

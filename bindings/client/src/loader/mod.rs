@@ -279,6 +279,11 @@ impl Loader {
         inner.attached.clone().ok_or_else(closed)
     }
 
+    /// Returns `true` if it has attached, and its connection was not found lost since.
+    pub fn is_attached(&self) -> bool {
+        self.inner().is_ok_and(|inner| inner.link.is_some())
+    }
+
     /// Returns the number of batches that each rank is given per epoch.
     ///
     /// # Errors
