@@ -389,8 +389,8 @@ impl Scheduler {
     }
 
     /// Begins a job's next epoch, which continues `epoch`: all ranks have left that, after `batches` batches each that
-    /// were assigned since the job was attached. What was not given in it comes first, then the rest. So the next epoch
-    /// has each sample once, too, if it is iterated to its end.
+    /// were assigned since the job was attached. Samples that were not given in it come first, then the rest. So the next
+    /// epoch has each sample once, too, if it is iterated to its end.
     ///
     /// Deliveries that are assigned and not taken stay, and belong to the next epoch, except those of the end of
     /// `epoch`. Returns for each rank how many are void, counted from the latest. Returns `None` if all of them are

@@ -144,7 +144,7 @@ impl Scheduler {
             if !takes_all(&id) || !groups.iter().all(|group| group.ids.is_subset(need.ids())) {
                 continue;
             }
-            // What comes first for the other job, too, serves both best.
+            // Samples that come first for the other job, too, serve both best.
             let of_first = self.jobs[&id].first_group();
             let both = of_first.and_then(|first| intersect(&common, &first, rest));
             if let Some(both) = both.or_else(|| intersect(&common, need.ids(), rest)) {

@@ -22,7 +22,7 @@ pub(super) struct Job {
     /// By epoch: the draws that its first rank was given.
     pub(super) draws: BTreeMap<u64, Vec<Draw>>,
     pub(super) given: BTreeMap<u64, RoaringBitmap>,
-    /// What comes first in its epoch, as it was told when it left the one before, with that epoch.
+    /// The groups that come first in its epoch, as it was told when it left the one before, with that epoch.
     pub(super) carried: (u64, Vec<CarriedOver>),
 }
 

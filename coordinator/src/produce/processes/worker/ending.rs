@@ -304,7 +304,6 @@ mod tests {
     }
 
     /// A sample that is bound to a slot.
-    #[derive(Default)]
     struct Sample {
         together: Option<Arc<Together>>,
     }
