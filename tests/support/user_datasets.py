@@ -338,8 +338,9 @@ class Processes(Numbers):
 
 class Printing(Numbers):
     def __getitem__(self, i: int) -> Any:
-        print(f"sample {i}")
-        print(f"warning of sample {i}", file=sys.stderr)
+        # One write each, for the lines of several workers must not mix where output is not buffered.
+        sys.stdout.write(f"sample {i}\n")
+        sys.stderr.write(f"warning of sample {i}\n")
         return super().__getitem__(i)
 
 

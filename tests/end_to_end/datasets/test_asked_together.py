@@ -68,8 +68,8 @@ def test_a_minibatch_is_asked_for_in_one_call(tmp_path: Path, batch_size: int, w
                 given += index
                 calls += 1
             assert sorted(given) == list(range(N))
-    # The first look at the dataset asks for two samples more, and a few are made ahead.
-    assert len(noted(tmp_path / "calls")) <= 1.05 * calls + 2
+    # The first look at the dataset asks for two samples more, and some of the third epoch is made ahead.
+    assert len(noted(tmp_path / "calls")) <= calls + min(calls // 2, 10) + 1
 
 
 def test_random_numbers_do_not_depend_on_the_worker() -> None:

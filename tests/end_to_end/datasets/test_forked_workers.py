@@ -45,7 +45,9 @@ def take(number=None):
         seen.extend(batch[-1].tolist())
 for line in sys.stdin:
     exec(json.loads(line))
-    print("done", flush=True)
+    # One write, for workers write to the same pipe.
+    sys.stdout.write("done\\n")
+    sys.stdout.flush()
 """
 """A job that executes the code that it is told, one piece a line, as JSON."""
 
