@@ -68,8 +68,13 @@ fn start(paths: &CoordinatorPaths, options: &ConnectOptions) -> Result<Connectio
             return Ok(connection);
         }
         if timeout.is_over() {
+            let what = if is_locked(paths) {
+                "the one that runs has refused all connections, since it has no file descriptor left or is ending,"
+            } else {
+                "somebody else has been starting one"
+            };
             return Err(not_started(format!(
-                "somebody else has been starting or ending one at {} for {START_TIMEOUT:?}; its log: {}",
+                "{what} at {} for {START_TIMEOUT:?}; its log: {}",
                 paths.socket.display(),
                 paths.log().display()
             )));
