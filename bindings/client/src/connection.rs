@@ -195,7 +195,12 @@ impl Connection {
 
     /// Returns the error of a coordinator that has not answered in time.
     pub(crate) fn timeout_error(&self, what: &'static str, waited: Duration) -> Error {
-        let explanation = format!("the coordinator (process {}) does not answer", self.pid);
+        // Before its greeting it is not known which process that is.
+        let explanation = if self.pid == 0 {
+            "the coordinator listens and does not answer: it is stopped, or has no file descriptor left".to_owned()
+        } else {
+            format!("the coordinator (process {}) does not answer", self.pid)
+        };
         timed_out(what, waited, explanation)
     }
 

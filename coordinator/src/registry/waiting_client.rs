@@ -26,6 +26,10 @@ pub(crate) struct WaitingClient<'a> {
     told: RefCell<ToldState>,
 }
 
+fn remedy() -> &'static str {
+    coprep_storage::descriptor_shortage().unwrap_or(REMEDY)
+}
+
 #[derive(Default)]
 struct ToldState {
     /// The step that the client was told last.
@@ -50,7 +54,7 @@ impl<'a> WaitingClient<'a> {
             let awaited = Reply::Awaited(Some(Awaited {
                 what: step.to_owned(),
                 for_ms: u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
-                remedy: REMEDY.into(),
+                remedy: remedy().into(),
             }));
             // If the client is gone, the next check sees it.
             let _ = self.client.reply_queue.send(&awaited);
@@ -73,7 +77,7 @@ impl FlightParty for WaitingClient<'_> {
             let seconds = began.elapsed().as_secs();
             let waited = waited.as_secs();
             let what = format!("waited {waited} s, and {step}, for {seconds} s");
-            return Err(Error::new(ErrorKind::Late, what).with_remedy(REMEDY));
+            return Err(Error::new(ErrorKind::Late, what).with_remedy(remedy()));
         }
         self.notify(step, began);
         Ok(())

@@ -41,9 +41,11 @@ impl Stream {
         let source = recipe.read_from;
         let (sample, since) = self.workers.longest_read(source)?;
         let time = since.elapsed();
+        let shortage = coprep_storage::descriptor_shortage();
+        let why = shortage.unwrap_or("its storage is slow or does not answer");
         (time >= LONG_READ).then(|| {
             format!(
-                "reading {} (sample {sample}) has taken {:.1} s so far, because its storage is slow or does not answer",
+                "reading {} (sample {sample}) has taken {:.1} s so far, because {why}",
                 self.config.producer.path(sample),
                 time.as_secs_f64()
             )

@@ -8,6 +8,7 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -25,6 +26,32 @@ const NULL_DEVICE: u64 = makedev(1, 3);
 const DESCRIPTOR_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between two attempts. Other threads of the pool close their files within milliseconds.
 const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(5);
+
+/// Number of threads that wait for a free descriptor.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns the reason, with its remedy, if files cannot be opened at present because no descriptor is left.
+#[must_use]
+pub fn descriptor_shortage() -> Option<&'static str> {
+    let why = "the coordinator has no file descriptor left: raise its limit (ulimit -n)";
+    (WAITING.load(Relaxed) > 0).then_some(why)
+}
+
+/// A thread that waits for a free descriptor.
+struct Waiting;
+
+impl Waiting {
+    fn begin() -> Self {
+        WAITING.fetch_add(1, Relaxed);
+        Waiting
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        WAITING.fetch_sub(1, Relaxed);
+    }
+}
 
 /// Opens a regular file without blocking, whatever the path names, and returns the file and its length.
 ///
@@ -72,9 +99,11 @@ fn open_as(path: &Path, what: &str) -> io::Result<(File, Metadata)> {
 /// Such a shortage says nothing about the file: a sample must not count as bad because many jobs joined at this moment.
 fn open_when_possible(options: &OpenOptions, path: &Path) -> io::Result<File> {
     let began = Instant::now();
+    let mut waiting = None;
     loop {
         match options.open(path) {
             Err(e) if is_out_of_descriptors(&e) && began.elapsed() < DESCRIPTOR_TIMEOUT => {
+                waiting.get_or_insert_with(Waiting::begin);
                 std::thread::sleep(DESCRIPTOR_PAUSE);
             }
             opened => return opened,

@@ -53,7 +53,7 @@ mod variables;
 
 pub use early_reads::{EarlyObject, EarlyPart, EarlyReads};
 pub use error::{Error, ErrorKind};
-pub use file::{MOST_BYTES, open as open_regular};
+pub use file::{MOST_BYTES, descriptor_shortage, open as open_regular};
 pub use file_versions::{FileStat, FileVersions};
 pub use health::OutageReport;
 pub use held_blocks::HeldBlocks;

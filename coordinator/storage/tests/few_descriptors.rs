@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::time::Duration;
 
-use coprep_storage::open_regular;
+use coprep_storage::{descriptor_shortage, open_regular};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 #[test]
@@ -15,15 +15,18 @@ fn a_sample_is_not_bad_because_no_descriptor_is_left() {
     let path = folder.path().join("sample");
     std::fs::write(&path, "bytes").unwrap();
     let all: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
-    let (full, opened) = (File::open(&path), {
+    let (full, (opened, shortage)) = (File::open(&path), {
         let others = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(100));
+            let shortage = descriptor_shortage();
             drop(all);
+            shortage
         });
         let opened = open_regular(&path);
-        others.join().unwrap();
-        opened
+        (opened, others.join().unwrap())
     });
     assert!(full.is_err(), "no descriptor was left");
     assert_eq!(opened.unwrap().1, 5);
+    assert!(shortage.is_some_and(|why| why.contains("ulimit -n")));
+    assert_eq!(descriptor_shortage(), None);
 }
