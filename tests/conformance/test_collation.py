@@ -322,22 +322,28 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def test_a_dataset_that_makes_whole_batches_is_left_to_torch_with_one_warning(coordinator: None) -> None:
-    dataset = WholeBatches([None] * 5)
-    theirs = list(torch.utils.data.DataLoader(dataset, batch_size=2, collate_fn=as_it_is, num_workers=1))
-    with coprep.DataLoader(dataset, batch_size=2, collate_fn=as_it_is, num_workers=1) as loader:
-        with pytest.warns(
-            coprep.UnsharedWarning, match="WholeBatches.__getitems__ returned a dict for 2 indices"
-        ) as said:
+class Pairs(Rows):
+    """Makes a batch of two parts, which look like two samples."""
+
+    def __getitems__(self, ids: list[int]) -> tuple[list[int], int]:
+        return ids, sum(ids)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batch_size", [2, 3])
+@pytest.mark.parametrize(("kind", "made"), [(WholeBatches, "a dict for 2 indices"), (Pairs, "2 samples for one index")])
+def test_a_dataset_that_makes_whole_batches_is_left_to_torch_with_one_warning(
+    coordinator: None, kind: type[Rows], made: str, batch_size: int, workers: int
+) -> None:
+    dataset = kind([None] * 5)
+    options: dict[str, Any] = {"batch_size": batch_size, "collate_fn": as_it_is, "num_workers": workers}
+    theirs = list(torch.utils.data.DataLoader(dataset, **options))
+    with coprep.DataLoader(dataset, **options) as loader:
+        with pytest.warns(coprep.UnsharedWarning, match=rf"{kind.__name__}\.__getitems__ returned {made}") as said:
             epochs = [list(loader) for _ in range(2)]
         assert len(said) == 1
         assert epochs == [theirs, theirs]
-        assert len(loader) == 3
-    with (
-        coprep.DataLoader(dataset, batch_size=2, collate_fn=as_it_is, num_workers=0) as loader,
-        pytest.raises(TypeError, match="return a list of as many samples as there are indices"),
-    ):
-        next(iter(loader))
+        assert len(loader) == len(theirs)
 
 
 # With a `collate_fn` samples are those of the dataset.

@@ -208,6 +208,67 @@ def test_only_what_pytorch_refuses_to_set_is_refused(loader: str) -> None:
         assert outcomes[0] == outcomes[1], name
 
 
+def set_on(name: str, attribute: str, value: Any) -> Callable[[Any], None]:
+    return lambda loader: setattr(getattr(loader, name), attribute, value)
+
+
+SAMPLERS: dict[str, tuple[dict[str, Any], Callable[[Any], None]]] = {
+    "indices": ({"sampler": data.SubsetRandomSampler([0, 1, 2])}, set_on("sampler", "indices", [5, 6, 7, 3])),
+    "indices in place": (
+        {"sampler": data.SubsetRandomSampler([0, 1, 2])},
+        lambda loader: loader.sampler.indices.extend([6, 7]),
+    ),
+    "indices twice": ({"sampler": data.SubsetRandomSampler([0, 1])}, set_on("sampler", "indices", [5, 5, 5])),
+    "indices in a batch sampler": (
+        {"batch_sampler": data.BatchSampler(data.SubsetRandomSampler([0, 1, 2]), 2, False)},
+        lambda loader: setattr(loader.batch_sampler.sampler, "indices", [3, 4]),
+    ),
+    "batch size": ({"batch_size": 4}, set_on("batch_sampler", "batch_size", 3)),
+    "batch size of a batch sampler": (
+        {"batch_sampler": data.BatchSampler(data.SequentialSampler(range(SAMPLES)), 3, False)},
+        set_on("batch_sampler", "batch_size", 5),
+    ),
+    "batch size with a sampler": (
+        {"batch_size": 2, "sampler": data.SubsetRandomSampler([0, 1, 2])},
+        set_on("batch_sampler", "batch_size", 3),
+    ),
+    "drop_last": ({"batch_size": 3}, set_on("batch_sampler", "drop_last", True)),
+    "drop_last no more": ({"batch_size": 3, "drop_last": True}, set_on("batch_sampler", "drop_last", False)),
+    "another sampler in the batch sampler": (
+        {"batch_size": 3},
+        set_on("batch_sampler", "sampler", data.SubsetRandomSampler([1, 2])),
+    ),
+    "a sampler of one's own in the batch sampler": ({"batch_size": 3}, set_on("batch_sampler", "sampler", Backwards())),
+    "number of draws": (
+        {"sampler": data.RandomSampler(range(SAMPLES), replacement=True, num_samples=4)},
+        set_on("sampler", "_num_samples", 7),
+    ),
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_what_is_set_on_a_sampler_counts_from_the_next_pass(name: str, loader: str) -> None:
+    options, change = SAMPLERS[name]
+
+    def sizes(make: Callable[..., Any]) -> list[Any]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", coprep.UnsharedWarning)
+            one = make(Shown(), num_workers=1, collate_fn=listed, **copy.deepcopy(options))
+            found = []
+            for turn in range(3):
+                if turn == 1:
+                    change(one)
+                batches = [[sample[0] for sample in batch] for batch in one]
+                is_drawn = name == "number of draws"
+                found.append(([len(b) for b in batches], None if is_drawn else sorted(sum(batches, [])), len(one)))
+        with contextlib.suppress(AttributeError):
+            one.close()
+        return found
+
+    assert sizes(LOADERS[loader]) == sizes(data.DataLoader)
+
+
 def test_an_attribute_of_ours_counts_too() -> None:
     with coprep.DataLoader(Shown(), 4, num_workers=1) as loader:
         list(loader)

@@ -40,6 +40,12 @@ class Order(NamedTuple):
     batch_size: int | None = None
     drop_last: bool = False
 
+    def differs_from(self, other: Order) -> bool:
+        """Returns whether it is another order than ``other``, by whatever seed."""
+        # A tuple would ask arrays for the truth value of their comparison.
+        is_same = np.array_equal(self.subset, other.subset) if self.subset is not None else other.subset is None
+        return not is_same or self._replace(subset=None, seed=None) != other._replace(subset=None, seed=None)
+
 
 def is_iterable_dataset(dataset: Any) -> bool:
     """Returns whether PyTorch iterates over a dataset, so that its samples have no ids."""

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -262,7 +262,11 @@ class InJob:
             (seed, sample, self._kept_visit(visit))
             for sample, visit in zip(index.tolist(), visits.tolist(), strict=True)
         ]
-        values = None if self._uses is not None else self._made_together(program, keys, seeder)
+        values = None
+        if self._uses is None:
+            seeder.seed_all(*keys[0])
+            with contextlib.suppress(*((Exception,) if self._skip_errors else ())):
+                values = program.together([sample for _, sample, _ in keys])
         for position, key in enumerate(keys):
             sample = key[1]
             try:
@@ -277,19 +281,6 @@ class InJob:
         if not made:
             return NOTHING
         return self._samples.collate_here(made, index[kept])
-
-    def _made_together(
-        self, program: Program, keys: list[tuple[int, int, int]], seeder: SampleSeeder
-    ) -> Sequence[Any] | None:
-        """Returns the samples of a batch, if one call makes them."""
-        fetch_several = program.fetch_several()
-        if fetch_several is None:
-            return None
-        seeder.seed_all(*keys[0])
-        with contextlib.suppress(Exception):
-            return fetch_several([sample for _, sample, _ in keys])
-        # The dataset is asked for each sample by itself, which shows the one that fails.
-        return None
 
     def _skip(self, sample: int, error: Exception) -> None:
         if not self._skipped:

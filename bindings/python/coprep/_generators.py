@@ -15,7 +15,8 @@ import sys
 import types
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import PosixPath, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,17 @@ from coprep._seeding import INT64, seed_by
 MOST = 4_000
 """Most objects that are looked at."""
 ELEMENTS = 64
-"""Most elements of a container that are looked at."""
+"""Elements of a long container that are looked at, and of any container before all else has been."""
+LONG = 1_000
+"""Number of elements from which on a container is long: it holds data."""
 _GOLDEN = 0x9E3779B97F4A7C15
 """Spreads 32 bits over 64, so that the seeds of several generators have nothing in common."""
-_NO_GENERATORS = (str, bytes, bytearray, int, float, complex, type(None), range, np.ndarray)
+_NO_GENERATORS = frozenset(
+    (str, bytes, bytearray, int, float, complex, bool, type(None), range, np.ndarray, PosixPath, PurePosixPath)
+)
 """Types of objects that hold no generator."""
+_DATA = _NO_GENERATORS | {dict, list, tuple, set, frozenset}
+"""Types of the elements of containers that hold data."""
 
 Found = dict[str, Any]
 """Generators by the path to them, which is the same in all processes."""
@@ -41,21 +48,23 @@ Found = dict[str, Any]
 def generators_of(named: Mapping[str, Any]) -> Found:
     """Returns the generators that objects lead to: by attributes, elements, closures and what their code names."""
     found: Found = {}
-    todo = deque(named.items())
+    todo, later = deque(named.items()), deque[tuple[str, Any]]()
     seen: dict[int, Any] = {}
     kinds = _kinds()
-    while todo and len(seen) < MOST:
-        path, one = todo.popleft()
+    while (todo or later) and len(seen) < MOST:
+        path, one = (todo or later).popleft()
         if id(one) in seen:
             continue
         # The reference keeps the object alive, so that its id stays unique.
         seen[id(one)] = one
         if issubclass(type(one), kinds):
             found[path] = one
-        elif not issubclass(type(one), _NO_GENERATORS):
-            # An object may answer for its members in a way of its own, and fail to.
-            with contextlib.suppress(Exception):
-                todo += ((path + suffix, part) for suffix, part in _parts_of(one))
+            continue
+        # An object may answer for its members in a way of its own, and fail to.
+        with contextlib.suppress(Exception):
+            for at, (suffix, part) in enumerate(_parts_of(one)):
+                if type(part) not in _NO_GENERATORS:
+                    (todo if at < ELEMENTS else later).append((path + suffix, part))
     return found
 
 
@@ -68,7 +77,8 @@ def _kinds() -> tuple[type, ...]:
 def _parts_of(one: Any) -> Iterator[tuple[str, Any]]:
     kind = type(one)
     if issubclass(kind, dict):
-        yield from ((f"[{key!r}]", part) for key, part in _first(dict.items(one)) if isinstance(key, (str, int)))
+        members = zip(dict.keys(one), _first(dict.values(one)), strict=False)
+        yield from ((f"[{key!r}]", part) for key, part in members if isinstance(key, (str, int)))
     elif issubclass(kind, (list, tuple, deque)):
         yield from ((f"[{i}]", part) for i, part in enumerate(_first(one)))
     elif kind is types.FunctionType:
@@ -122,8 +132,11 @@ def _names_in(code: types.CodeType) -> list[str]:
     return [*code.co_names, *itertools.chain.from_iterable(inner)]
 
 
-def _first(elements: Any) -> Any:
-    return itertools.islice(elements, ELEMENTS)
+def _first(elements: Collection[Any]) -> Iterator[Any]:
+    """Returns the elements of a container to look at: only some of data."""
+    some = itertools.islice(elements, ELEMENTS)
+    is_data = len(elements) > LONG or all(type(one) in _DATA for one in some)
+    return itertools.islice(elements, ELEMENTS if is_data else LONG)
 
 
 def kind_of(generator: Any) -> str:

@@ -336,7 +336,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         self._apply_unshared_order()
         if subset is not None:
             self._set_subset(subset)
-        self._order_seed = None if shared_order is None else shared_order.seed
+        self._order = shared_order
         self._disconnect()
         self._build()
         self._finish_init()
@@ -396,7 +396,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
         # Only another generator counts. Samples that are made in this process seed the global one.
         if "generator" in names and self._seed is None:
             found = arguments.seed_of(self.generator)
-            seed = self._order_seed if found is None else found
+            seed = self._order.seed if found is None and self._order is not None else found
         self._options = self._options._replace(seed=seed, timeout=self._job_timeout)
         self._settings = now
         if self._replaced is not None and not self._repeats and self._private is None:
@@ -734,19 +734,35 @@ class DataLoader(TorchInterface, Generic[T_co]):
         elif self._job_code is not None:
             self._job_code.was_just_compared = True
 
-    def _follow_weights(self) -> None:
-        """Leaves the stream if the sampler's weights have changed since the last epoch.
+    def _follow_sampler(self) -> None:
+        """Leaves the stream if the program has changed its sampler since the last epoch: weights, indices, batch size.
 
-        Changed weights count in the next epoch with PyTorch's sampler too.
+        Such changes count in the next epoch with PyTorch's loader too.
         """
+        if self._is_native or isinstance(self.dataset, str):
+            return
         sampler = self._sampler if self._sampler is not None else self._batch_sampler
-        if self._options.draws is None or sampler is None:
+        options, before = self._options, self._order
+        # PyTorch's batch sampler of the same batches, if the program has asked for it. It leads to the given sampler.
+        made = self._made_samplers.get("batch_sampler")
+        if made is not None and (sampler is not None or options.subset is None):
+            sampler = made
+            before = before or arguments.Order(self._shuffle)
+            before = before._replace(batch_size=options.batch_size, drop_last=options.drop_last)
+        if sampler is None or before is None:
             return
         order = arguments.order_of(sampler, self.dataset)
         if isinstance(order, str):
-            raise ValueError(f"the sampler was changed, and its draws can no longer be shared: {order}")
-        if order.draws != self._options.draws:
-            self._options = self._options._replace(draws=order.draws)
+            self.close()
+            self._share_nothing(order)
+        elif order.differs_from(before):
+            self._order, self._shuffle = order, order.shuffle
+            drop_last = order.batch_size is None and self.drop_last
+            options = options._replace(subset=None, mask_samples=None, drop_last=drop_last)
+            self._options = _sharing.with_order(options, order)
+            if order.subset is not None:
+                self._set_subset(order.subset)
+            self._build()
             self._begin_anew(len(self.dataset))
 
     def _begin_anew(self, samples: int | None) -> None:
@@ -780,6 +796,8 @@ class DataLoader(TorchInterface, Generic[T_co]):
     def _get_iterator(self) -> Iterator[Any]:
         """Begins a pass. Classes with an ``__iter__`` of their own call it by this name, which PyTorch's loader has."""
         leaves = self._follow_settings()
+        if self._torchs is None and self._own_order is None:
+            self._follow_sampler()
         if self._private is not None:
             return self._unshared_batches()
         if self._repeats:
@@ -794,7 +812,6 @@ class DataLoader(TorchInterface, Generic[T_co]):
             if self._iterated is None and length() == 0:
                 return iter(())
         self._follow_dataset(leaves)
-        self._follow_weights()
         failed = None
         try:
             order = self._next_order()
@@ -806,16 +823,19 @@ class DataLoader(TorchInterface, Generic[T_co]):
             return self._unshared_batches()
         reap()
         try:
+            if self._is_in_job and self._loader is None and self._may_be_torchs():
+                # There is no worker that would find out what the dataset makes.
+                self._code.local().first([0, 1][: len(self.dataset)])
             self._native.start_epoch(order)
-        except SampleError as error:
-            raised = users_exception(error)
+        except (SampleError, NotSamplesError) as error:
+            raised = users_exception(error) if isinstance(error, SampleError) else error
             if isinstance(raised, NotSamplesError) and self._may_be_torchs():
                 # Such a dataset makes whole batches, which PyTorch's own loader asks it for.
                 self.close()
                 self._share_nothing(str(raised), self._shuffle)
                 return self._unshared_batches()
             # As with PyTorch, the error of a sample is raised when its batch is asked for, and not here.
-            failed = error
+            failed = error if isinstance(error, SampleError) else None
         self._is_resuming = False
         self._settle()
         self._iteration += 1

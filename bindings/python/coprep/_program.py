@@ -36,6 +36,42 @@ class Program(NamedTuple):
         """
         return None if self.transform is not None or _is_loop(self.dataset) else self._at_once()
 
+    def first(self, samples: list[int]) -> dict[int, Any]:
+        """Returns the first samples by id, if the dataset makes several in one call: some make none alone.
+
+        Raises:
+            NotSamplesError: it makes something else. A batch of two parts looks like two samples, and not like one.
+        """
+        several, made = self.fetch_several(), {}
+        try:
+            if several is not None and len(samples) > 1:
+                made = dict(zip(samples, several(samples), strict=True))
+                several(samples[:1])
+        except NotSamplesError:
+            raise
+        except Exception:
+            # Each of them is asked for by itself.
+            return made
+        return made
+
+    def together(self, samples: list[int]) -> Sequence[Any] | None:
+        """Returns samples that one call makes, or ``None`` if each has to be asked for by itself.
+
+        That is so if one of them fails, which shows the one. An error that only the call for all of them has is raised.
+        """
+        several, fetch = self.fetch_several(), self.fetch()
+        if several is None:
+            return None
+        try:
+            return several(samples)
+        except Exception:
+            try:
+                for sample in samples:
+                    fetch(sample)
+            except Exception:
+                return None
+            raise
+
     def _at_once(self) -> Callable[[list[int]], Sequence[Any]] | None:
         at_once = getattr(self.dataset, "__getitems__", None) if self.batched else None
         if not at_once:

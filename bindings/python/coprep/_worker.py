@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -28,7 +28,7 @@ from coprep._opened import OpenedFiles
 from coprep._output import detach
 from coprep._packing import Packed, pack, unpack
 from coprep._processes import end_with_parent, flush, is_hung_up, leave_parent
-from coprep._program import NotSamplesError, Program
+from coprep._program import Program
 from coprep._seeding import INT64, SeedWatch, seed_by
 from coprep._structure import MismatchError, Structure, pack_whole
 
@@ -127,7 +127,7 @@ class _Worker:
         self._link = WorkerLink(start.socket.fileno(), start.task_table, 0 if layout is None else layout.seed)
         self._program = program
         self._fetch, self._transform = program.fetch(), program.transform
-        self._fetch_several = program.fetch_several()
+        self._asks_for_several = program.fetch_several() is not None
         # The samples that the dataset is asked for together, and their values that are not taken yet, by id.
         self._together: tuple[list[int], int] = ([], 0)
         self._to_make: frozenset[int] = frozenset()
@@ -220,26 +220,25 @@ class _Worker:
 
     def _fetched(self, task: SampleTask) -> Any:
         """Returns a sample of the dataset, which a call for all samples of its minibatch may have made."""
-        if self._fetch_several is not None:
+        if self._asks_for_several:
             if task.is_first and (together := self._link.together()) != self._together:
                 self._together, self._to_make, self._made = together, frozenset(together[0]), {}
             if not self._made.get(task.id) and task.id in self._to_make:
-                self._make_together(self._fetch_several)
+                self._make_together()
             if values := self._made.get(task.id):
                 return values.pop(0)
         self._seeder.seed_by(task.key)
         return self._fetch(task.id)
 
-    def _make_together(self, fetch_several: Callable[[list[int]], Sequence[Any]]) -> None:
+    def _make_together(self) -> None:
         samples, key = self._together
-        self._made = {}
+        # After an error the dataset is asked for each sample by itself.
+        self._made, self._to_make = {}, frozenset()
         self._seeder.seed_by(key)
-        try:
-            values = fetch_several(samples)
-        except Exception:
-            # The dataset is asked for each sample by itself, which shows the one that fails.
-            self._to_make = frozenset()
+        values = self._program.together(samples)
+        if values is None:
             return
+        self._to_make = frozenset(samples)
         self._link.share_time(len(samples))
         for sample, value in zip(samples, values, strict=True):
             self._made.setdefault(sample, []).append(value)
@@ -321,7 +320,7 @@ class _Worker:
                     raise self._broken
                 self._seeder.seed_all(self._seed, sample, 0)
                 if pair is None:
-                    pair = self._make_pair([sample, *ids[:1]])
+                    pair = self._program.first([sample, *ids[:1]])
                 value = pair.pop(sample) if sample in pair else self._fetch(sample)
                 if split:
                     sizes.append(pack(value).size)
@@ -344,27 +343,16 @@ class _Worker:
             ):
                 break
         if not found:
-            return {"raised": raised or _raised(0, "dataset", IndexError("the dataset is empty"))}
+            error = IndexError("the dataset is empty, or has no sample of the subset")
+            return {"raised": raised or _raised(0, "dataset", error)}
         # A slot holds three of four samples, and not the largest of all, for which most slots would be too large.
         blobs.sort()
         return {
             **found,
             "blob": blobs[len(blobs) * 3 // 4],
             "kept": sum(sizes) // max(1, len(sizes)),
-            "at_once": self._fetch_several is not None,
+            "at_once": self._asks_for_several,
         }
-
-    def _make_pair(self, samples: list[int]) -> dict[int, Any]:
-        """Returns two samples by id, if the dataset makes several in one call: some make none alone."""
-        if self._fetch_several is None or len(samples) == 1:
-            return {}
-        try:
-            return dict(zip(samples, self._fetch_several(samples), strict=True))
-        except NotSamplesError:
-            raise
-        except Exception:
-            # Each of them is asked for by itself.
-            return {}
 
     # Making samples only to be compared.
 

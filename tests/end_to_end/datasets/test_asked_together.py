@@ -68,8 +68,8 @@ def test_a_minibatch_is_asked_for_in_one_call(tmp_path: Path, batch_size: int, w
                 given += index
                 calls += 1
             assert sorted(given) == list(range(N))
-    # The first look at the dataset asks for two samples more, and some of the third epoch is made ahead.
-    assert len(noted(tmp_path / "calls")) <= calls + min(calls // 2, 10) + 1
+    # The first look at the dataset calls twice more, and some of the third epoch is made ahead.
+    assert len(noted(tmp_path / "calls")) <= calls + min(calls // 2, 10) + 2
 
 
 def test_random_numbers_do_not_depend_on_the_worker() -> None:
@@ -109,6 +109,26 @@ def test_the_sample_that_fails_is_told_and_the_others_come(workers: int) -> None
     ):
         assert sorted(ids(loader)) == [i for i in range(N) if i != 11]
     with coprep.DataLoader(Beside(fails=11), 8, **options) as loader, pytest.raises(LookupError, match="sample 11"):
+        ids(loader)
+
+
+class InGroups(Beside):
+    """Samples of which no more than two can be made at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        if len(indices) > 2:
+            raise LookupError(f"there are no groups of {len(indices)}")
+        return super().__getitems__(indices)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_that_only_the_call_has_is_raised(workers: int) -> None:
+    """Samples that are asked for alone would be others than those of the call."""
+    options: dict[str, Any] = {**NUMPY, "num_workers": workers}
+    with (
+        coprep.DataLoader(InGroups(), 8, **options) as loader,
+        pytest.raises(LookupError, match="there are no groups of 8"),
+    ):
         ids(loader)
 
 

@@ -92,6 +92,14 @@ HELD: dict[str, tuple[Callable[[int], Any], Callable[[Any], float]]] = {
     "a transform's class": (Shared, lambda held: held(0)),
     "in a list": (lambda seed: [1, [Crop(seed)]], lambda held: held[1][0](0)),
     "in a dict": (lambda seed: {"a": Crop(seed)}, lambda held: held["a"](0)),
+    "one of many": (lambda seed: [Crop(seed + i) for i in range(200)], lambda held: held[150](0)),
+    "behind much data": (
+        lambda seed: {
+            "rows": [{"box": [i + j / 64 for j in range(64)]} for i in range(300)],
+            "crops": [[[Crop(seed)]]],
+        },
+        lambda held: held["crops"][0][0][0](0),
+    ),
     "in slots": (Slots, lambda held: held.generator.random()),
     "in a closure": (in_closure, lambda held: held()),
     "in a partial": (lambda seed: functools.partial(Crop.__call__, Crop(seed), 0), lambda held: held()),

@@ -110,8 +110,8 @@ with coprep.DataLoader(data, device="cuda", **options) as device:
 
 def test_an_epoch_that_was_left_is_continued(folder: Path, socket_path: Path, tmp_path: Path) -> None:
     uploads = Driver(tmp_path / "driver").job(LEFT, folder).result()
-    # 100 batches are taken. At each of five breaks, those that were uploaded ahead are uploaded once more, and once more
-    # again if the thread is faster than the coordinator, which may take them back.
+    # 100 batches are taken. At each of five breaks, those that were uploaded ahead are uploaded once more, or twice if
+    # the thread is faster than the coordinator, which takes some back.
     assert 100 <= int(uploads) <= 100 + (2 * 5 + 1) * AHEAD
 
 
