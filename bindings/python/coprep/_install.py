@@ -201,6 +201,9 @@ class _AsPyTorch(DataLoader[Any]):
     def _wanted_workers(self) -> int | None:
         return None if self.num_workers == self._shown_workers else self.num_workers
 
+    def _inner_sampler(self, sampler: Any) -> Any:
+        return sampler if self._notes is None else _noted(sampler)
+
     def _own_collate(self, collate_fn: Any) -> Any:
         import torch.utils.data as data
 

@@ -356,6 +356,10 @@ class DataLoader(TorchInterface, Generic[T_co]):
         """Returns the user's ``collate_fn``, or ``None`` for the default. A derived class may know better."""
         return None if collate_fn is self._default_collate else collate_fn
 
+    def _inner_sampler(self, sampler: Any) -> Any:
+        """Returns the sampler that determines the order. A derived class may find another one behind it."""
+        return sampler
+
     def _take_settings(self) -> None:
         """Takes over what is set on this loader at present.
 
@@ -751,7 +755,7 @@ class DataLoader(TorchInterface, Generic[T_co]):
             before = before._replace(batch_size=options.batch_size, drop_last=options.drop_last)
         if sampler is None or before is None:
             return
-        order = arguments.order_of(sampler, self.dataset)
+        order = arguments.order_of(self._inner_sampler(sampler), self.dataset)
         if isinstance(order, str):
             self.close()
             self._share_nothing(order)
