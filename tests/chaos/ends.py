@@ -237,8 +237,10 @@ class Ends:
             if process is not None and not process.is_zombie:
                 left(f"process {pid}")
         with socket.socket() as probe:
-            # Without SO_REUSEADDR the port is refused as long as a process listens.
-            if probe.connect_ex(("127.0.0.1", job.port)) == 0:
+            # A free port may be given to another job, or be that of the probe itself, which is then connected to itself.
+            others = {other.port for other in self.jobs}
+            is_taken = probe.connect_ex(("127.0.0.1", job.port)) == 0 and job.port not in others
+            if is_taken and probe.getsockname() != probe.getpeername():
                 left("the port")
         file = os.open(job.lock, os.O_RDWR)
         try:
