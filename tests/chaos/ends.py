@@ -237,7 +237,7 @@ class Ends:
             if process is not None and not process.is_zombie:
                 left(f"process {pid}")
         with socket.socket() as probe:
-            # A free port may be given to another job, or be that of the probe itself, which is then connected to itself.
+            # A free port may be given to another job, or to the probe, which is then connected to itself.
             others = {other.port for other in self.jobs}
             is_taken = probe.connect_ex(("127.0.0.1", job.port)) == 0 and job.port not in others
             if is_taken and probe.getsockname() != probe.getpeername():

@@ -13,21 +13,22 @@ import os
 import sys
 import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping
+from types import FunctionType, MethodType
 from typing import Any
 
 from coprep._attributes import Named, attributes_of
 from coprep._caches import HOOK
 from coprep._codes import digest_of_code, digest_of_constant
 from coprep._errors import UnsharedWarning
-from coprep._generators import generators_of
+from coprep._generators import generators_of, kind_of
 from coprep._hashing import Hasher
 from coprep._modules import digest_of as _hash
 from coprep._modules import is_users, parts_of, sources_of
-from coprep._names import main_name
+from coprep._names import main_name, path_in
 from coprep._patches import Patches
 from coprep._private import Private
 from coprep._reach import Bounds, Evaluation, Read, reach
-from coprep._reach.memory import is_followed_code, is_plain, seeded
+from coprep._reach.memory import is_followed_code, is_plain, is_seeded, seeded
 from coprep._switches import switches, switches_of
 from coprep._told import Described
 
@@ -294,6 +295,19 @@ def _name_of(read: Read) -> str:
     return read.path if read.how in ("value", "content") else f"{read.path} ({read.how})"
 
 
+def _place(function: Any) -> tuple[str, str]:
+    return main_name(function.__module__ or ""), function.__qualname__
+
+
+def _which(function: Any) -> bytes:
+    """Returns what tells a function from others that are reached, too. They may stand in another order."""
+    if not isinstance(function, FunctionType):
+        return b""
+    name = ":".join(_place(function))
+    # Several lambdas have one name.
+    return name.encode() + (digest_of_code(function.__code__) if "<" in name else b"")
+
+
 def _other(read: Read) -> str:
     """Returns the path at which an object was met before, if it is not that of the read."""
     first = read.about[1]
@@ -317,13 +331,18 @@ class _Splitter:
             if read.how == "type":
                 cls = value if isinstance(value, type) else type(value)
                 self._hasher.note(cls.__module__)
-                about = f"{main_name(cls.__module__)}:{cls.__qualname__}:{_other(read)}"
-                yield name, _hash(about.encode())
+                kind = kind_of(value) if is_seeded(value) else f"{main_name(cls.__module__)}:{cls.__qualname__}"
+                function = getattr(value, "__func__", None) if cls is MethodType else None
+                yield name, _hash(f"{kind}:{_other(read)}".encode(), _which(function))
             elif read.how == "code":
                 if not is_followed_code(value):
                     yield name, self._hasher.named(read.path, value)
+                # Most paths say which function it is. The elements of a set, which have no order, count as its content.
+                elif "{}" not in name and read.path not in (value.__qualname__, path_in(*_place(value))):
+                    yield name, _hash(_other(read).encode(), _which(value))
                 elif _other(read):
                     yield name, _hash(_other(read).encode())
+                    yield name, self._hasher.named(read.path, value)
             elif read.how == "content":
                 yield from self._split([(read.path, value)])
             else:

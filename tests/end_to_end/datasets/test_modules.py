@@ -130,7 +130,7 @@ CHANGES: dict[str, tuple[str, Callable[[], Any], list[str]]] = {
     "what a method of the base calls": (
         "Data",
         change("project.tools", "helper.__defaults__", (3,)),
-        ["project.tools.helper's defaults"],
+        ["project.tools.helper's default of i"],
     ),
     "a class attribute": ("Data", change("project.data", "Data.scale", 3), ["Data.scale"]),
     "another entry of a registry": (

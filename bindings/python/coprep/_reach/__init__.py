@@ -35,6 +35,8 @@ def reach(
     def start() -> None:
         for name, obj in named.items():
             methods = [method for method in _OF_DATASETS if memory.in_class(type(obj), method) is not None]
+            # Workers ask an instance for this one, which may be another object's.
+            of_instance = "__getitems__" not in methods and getattr(obj, "__getitems__", None) is not None
             followed = [method for method in methods if run.objects.is_followed(type(obj), method)]
             is_function = callable(obj) and not methods
             if not followed and not is_function and not memory.is_plain(obj):
@@ -44,6 +46,8 @@ def reach(
             if len(followed) < len(methods):
                 run.whole.escape(values, "some of its methods are a library's")
             functions = [values] if is_function else [run.objects.attribute(values, method) for method in followed]
+            if of_instance:
+                functions.append(run.objects.attribute(values, "__getitems__"))
             for function in functions:
                 run.whole.escape(run.calls.call(function, [UNKNOWN], {}), "it is a sample, or a part of one")
         for name, obj in whole.items():

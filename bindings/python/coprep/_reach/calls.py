@@ -11,7 +11,6 @@ from coprep._modules import is_users
 from coprep._names import main_name, path_in
 from coprep._reach import memory
 from coprep._reach.frames import CONTEXTS, Context, Frame
-from coprep._reach.memory import ABSENT
 from coprep._reach.trees import Function, positional, trees_of
 from coprep._reach.values import ITEMS, UNKNOWN, Bound, Box, Closure, Live, Made, Method, Partial, Value, Values
 
@@ -36,6 +35,8 @@ class Calls:
     def __init__(self, run: Evaluation) -> None:
         self._run = run
         self._is_by_library = False
+        self._opaque: set[int] = set()
+        """Functions whose source is not known, by their id."""
 
     def call(self, functions: Values, arguments: Arguments, named: Named, star: Values = 0) -> Values:
         """Calls all functions of a set. ``star`` may be any of their arguments, beside those that are given."""
@@ -94,7 +95,7 @@ class Calls:
             owner = self._run.read(obj.__self__, f"{path}.__self__", (memory.same, obj.__self__))
             (inner,) = self._run.table.each(self._run.live(obj.__func__, path))
             return self.call_one(inner, [owner, *arguments], named, star)
-        if issubclass(kind, functools.partial):
+        if issubclass(kind, functools.partial) and memory.method_of(kind, "__call__") is None:
             return self._call_partial(function, arguments, named, star)
         if issubclass(kind, type):
             return self.instance(obj, arguments, named, star)
@@ -102,7 +103,7 @@ class Calls:
             self._run.note(obj.__module__)
             self._run.whole.of_compiled(obj.__module__)
             if _is_opaque(obj):
-                return self._run.whole.give_up(f"given to {obj.__name__}")
+                return self._run.whole.give_up(f"given to {obj.__name__}", imports=True)
             if obj.__self__ is not None and not isinstance(obj.__self__, types.ModuleType):
                 owner = self._run.live(obj.__self__, f"{path}.__self__")
                 self._run.whole.escape(owner, "its method is a library's")
@@ -138,10 +139,14 @@ class Calls:
             return self.function(obj, arguments, named, star)
         self._run.note(obj.__module__)
         if _is_opaque(obj):
-            return self._run.whole.give_up(f"given to {function.path}")
+            return self._run.whole.give_up(f"given to {function.path}", imports=True)
         inner = memory.wrapped(obj)
         self._run.note(obj.__globals__.get("__name__"))
         if memory.is_followed_code(inner) and obj.__globals__.get("__name__") in _TRANSPARENT:
+            for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=False):
+                # A context that is entered for the call.
+                if memory.cell(cell) is not inner:
+                    self._run.whole.cell(cell, f"{function.path}<{name}>", "a decorator of a library holds it")
             return self.function(inner, arguments, named, star)
         if inner is not None or obj.__closure__:
             self._run.whole.escape(function.bit, "a function that a library has made")
@@ -151,6 +156,8 @@ class Calls:
         why = f"given to {cls.__qualname__}()"
         if not memory.is_users_class(cls):
             self._run.note(cls.__module__)
+            if cls.__module__ == "argparse":
+                self._run.whole.escape(self._run.objects.attribute(self._run.imported("sys"), "argv"), why)
             return self._run.whole.escape_arguments(arguments, named, star, why)
         self._run.watch(cls)
         made: Values = self._run.table.one(Made, cls).bit
@@ -165,7 +172,9 @@ class Calls:
                 is_followed = is_followed or name != "__post_init__"
                 self._run.count(f"{cls.__qualname__}.{name}", "code", method, (memory.attribute, None, cls, name))
                 first = made if name != "__new__" else self._run.live(cls, cls.__qualname__)
-                self.function(method, [first, *arguments], named, star)
+                given = self.function(method, [first, *arguments], named, star)
+                # It may give an instance that it keeps.
+                made |= given if name == "__new__" else 0
         if not is_followed:
             self._run.whole.escape_arguments(arguments, named, star, why)
         return made
@@ -187,17 +196,27 @@ class Calls:
             return self._run_opaque(function, at, arguments, named or {}, star)
         found: Values = 0
         for tree in trees:
-            defaults = [self._default(one, at) for one in function.__defaults__ or ()]
-            kwdefaults = {name: self._default(one, at) for name, one in (function.__kwdefaults__ or {}).items()}
+            defaults = [values for _, values in self._defaults_of(function, at)]
+            kwdefaults = dict(self._defaults_by_keyword(function, at))
             found |= self._enter(tree, None, context, (defaults, kwdefaults), arguments, named or {}, star)
         return found
 
-    def _default(self, value: Any, at: str) -> Values:
-        return self._run.read(value, f"{at}'s defaults", (memory.same, value))
+    def _defaults_of(self, function: Any, at: str) -> list[tuple[str, Values]]:
+        """Returns the defaults of parameters in their order, by name."""
+        code, defaults = function.__code__, function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        return [(name, self._default(one, at, name)) for name, one in zip(names, defaults, strict=True)]
+
+    def _defaults_by_keyword(self, function: Any, at: str) -> list[tuple[str, Values]]:
+        return [(name, self._default(one, at, name)) for name, one in (function.__kwdefaults__ or {}).items()]
+
+    def _default(self, value: Any, at: str, name: str) -> Values:
+        return self._run.read(value, f"{at}'s default of {name}", (memory.same, value))
 
     def _run_opaque(self, function: Any, at: str, arguments: Arguments, named: Named, star: Values) -> Values:
         """Counts all that code names whole, since its source is not known."""
-        if at not in self._run.opaque:
+        if id(function) not in self._opaque:
+            self._opaque.add(id(function))
             self._run.opaque[at] = why = f"the source of {at} is missing, or is not that of the code in memory"
             names: set[str] = set()
             todo = [function.__code__]
@@ -205,16 +224,17 @@ class Calls:
                 names.update(code.co_names)
                 todo += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-                contents = memory.cell(cell)
-                if contents is not ABSENT:
-                    self._run.whole.object(contents, f"{at}<{name}>", why, is_outermost=True)
+                self._run.whole.cell(cell, f"{at}<{name}>", why)
             scope = function.__globals__
             home = scope.get("__name__", "")
             for name in sorted(names & scope.keys()):
                 path = path_in(home, name)
                 self._run.whole.escape(self._run.read(scope[name], path, (memory.entry, scope, name)), why)
-            for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-                self._run.whole.object(default, f"{at}'s defaults", why, is_outermost=True)
+            for name in sorted(filter(is_users, names - scope.keys())):
+                # It may import a module of this name.
+                self._run.whole.escape(self._run.imported(name), why)
+            for _, values in (*self._defaults_of(function, at), *self._defaults_by_keyword(function, at)):
+                self._run.whole.escape(values, why)
             if names & {"eval", "exec", "globals", "locals", "__import__"} and home in sys.modules:
                 self._run.whole.object(sys.modules[home], main_name(home), why, is_outermost=True)
         return self._run.whole.escape_arguments(arguments, named, star, "given to code whose source is not known")

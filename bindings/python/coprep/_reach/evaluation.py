@@ -205,7 +205,7 @@ class Evaluation:
             return UNKNOWN
         if memory.is_seeded(obj):
             self.count(path, "type", obj, again, first=path)
-            return UNKNOWN
+            return self.live(obj, path) if memory.is_users_class(kind) else UNKNOWN
         if issubclass(kind, types.ModuleType):
             self.note(obj.__name__)
             return self.live(obj, main_name(obj.__name__))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import enum
 import functools
 import io
 import itertools
@@ -12,10 +13,12 @@ import logging
 import operator
 import os
 import random
+import re
 import sys
 import threading
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +30,8 @@ from coprep._modules import is_users
 SCALARS = frozenset((int, float, complex, bool, bytes, type(None), type(...), slice, range))
 """Types of values that hold nothing to follow. Strings are followed, since they may be names."""
 _FLAT = SCALARS | {str}
+_PLAIN_KEYS = _FLAT | {np.int64, np.int32, np.str_}
+"""Types of the keys of dicts that hold nothing to follow."""
 _COMPILED = frozenset(("cython_function_or_method", "fused_cython_function", "ufunc", "nb_func", "instancemethod"))
 """Names of the types of functions that were compiled by Cython and others."""
 CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, types.ModuleType, functools.partial)
@@ -40,6 +45,8 @@ _CONFIGURATIONS = frozenset(("omegaconf", "yacs", "easydict", "ml_collections", 
 """Libraries of configurations, whose objects are read member by member by their own code."""
 _MAPPINGS = ("DictConfig", "ConfigDict")
 """Names of their mappings that are no ``dict``."""
+_WITH_TEXT = ("datetime", "decimal", "fractions", "uuid", "ipaddress")
+"""Modules whose objects have a text that says all of them."""
 _NESTED = 6
 """Levels of containers that are looked at for something to follow."""
 
@@ -121,7 +128,9 @@ def library_of(obj: Any) -> str:
 
 
 def is_configuration(cls: type) -> bool:
-    return any(str(base.__module__ or "").partition(".")[0] in _CONFIGURATIONS for base in cls.__mro__)
+    # A class of the user's that derives from one has attributes of its own.
+    of_library = not is_users_class(cls)
+    return of_library and any(str(base.__module__ or "").partition(".")[0] in _CONFIGURATIONS for base in cls.__mro__)
 
 
 def is_a(obj: Any, kinds: Any) -> bool:
@@ -180,7 +189,8 @@ def is_followed_code(function: Any) -> bool:
     if type(function) is not types.FunctionType:
         return False
     home: Any = function.__globals__.get("__name__")
-    return is_users(home) or home in _HOLDERS or (home not in sys.modules and home not in (None, "builtins"))
+    # Code that a program has executed in a namespace of its own has no module.
+    return is_users(home) or home in _HOLDERS or home not in sys.modules
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -212,7 +222,9 @@ def is_users_class(cls: Any) -> bool:
 
 def method_of(cls: type | None, name: str) -> types.FunctionType | None:
     """Returns a method of a class if it is code of the user's."""
-    found: types.FunctionType | None = None if cls is None else in_class(cls, name)
+    found: Any = None if cls is None else in_class(cls, name)
+    if library_of(found) == "functools" and wrapped(found) is not None:
+        found = wrapped(found)
     return found if is_followed_code(found) else None
 
 
@@ -249,9 +261,10 @@ def is_identified(cls: type) -> bool:
 
 def may_hold_code(obj: Any) -> bool:
     """Returns whether an object that another one leads to in C may be, or hold, code of the user's."""
-    return not is_a(obj, type) and bool(
-        obj if is_a(obj, (dict, list, tuple)) else is_a(obj, CODE) or is_users_class(type(obj))
-    )
+    if is_a(obj, (dict, list, tuple)):
+        return bool(obj)
+    is_code = is_a(obj, CODE) or is_users_class(type(obj)) or in_class(type(obj), "__next__") is not None
+    return not is_a(obj, type) and is_code
 
 
 def is_plain(obj: Any, level: int = 0) -> bool:
@@ -264,7 +277,7 @@ def is_plain(obj: Any, level: int = 0) -> bool:
     if kind in (list, tuple, set, frozenset):
         return _are_plain(obj, level)
     if kind is dict:
-        return level > 0 and _are_plain(obj.values(), level)
+        return level > 0 and set(map(type, obj)) <= _PLAIN_KEYS and _are_plain(obj.values(), level)
     if library_of(obj) == "numpy":
         dtype = getattr(obj, "dtype", None)
         return dtype is not None and not dtype.hasobject
@@ -276,7 +289,8 @@ def is_handle(obj: Any) -> bool:
     """Returns whether an object of a thread has no settings, so that a program opens another one when it needs it."""
     if obj is None or is_a(obj, io.IOBase):
         return True
-    return not (is_plain(obj) or hasattr(obj, "__dict__") or isinstance(obj, Iterable))
+    is_setting = is_users_class(type(obj)) or isinstance(obj, (Iterable, PurePath, re.Pattern))
+    return not (is_plain(obj) or hasattr(obj, "__dict__") or is_setting)
 
 
 def _are_plain(elements: Iterable[Any], level: int) -> bool:
@@ -287,6 +301,8 @@ def _are_plain(elements: Iterable[Any], level: int) -> bool:
             return True
         if not kinds <= _FLAT | {list, tuple, dict}:
             return all(is_plain(element, deeper + 1) for element in elements)
+        if not set(map(type, itertools.chain.from_iterable(p for p in elements if type(p) is dict))) <= _PLAIN_KEYS:
+            return False
         parts = [part.values() if type(part) is dict else part for part in elements if type(part) not in _FLAT]
         if sum(map(len, parts)) > MOST_ELEMENTS:
             return False
@@ -414,11 +430,23 @@ def same(value: Any) -> Any:
 
 
 def entry_suffix(key: Any) -> str:
-    if type(key) in SCALARS or type(key) is str:
-        return f"[{key!r}]"
+    return f"[{_text_of(key)}]"
+
+
+def _text_of(key: Any) -> str:
+    """Returns the text of a key of a mapping, which is the same in all processes."""
+    kind = type(key)
+    if kind in _FLAT or kind.__module__ in _WITH_TEXT or issubclass(kind, (np.generic, PurePath)):
+        return repr(key)
+    if kind is tuple:
+        return f"({', '.join(map(_text_of, key))})"
+    if kind is frozenset:
+        return f"{{{', '.join(sorted(map(_text_of, key)))}}}"
+    if issubclass(kind, enum.Enum):
+        return f"{kind.__qualname__}.{members_of(key).get('_name_')}"
     # The text of another key may be an address, and code of the user's may make it.
     name = getattr(key, "__qualname__", None) if is_a(key, CODE) else None
-    return f"[<{name if isinstance(name, str) else type(key).__qualname__}>]"
+    return f"<{name if isinstance(name, str) else kind.__qualname__}>"
 
 
 def classes_of(function: Any) -> list[str]:

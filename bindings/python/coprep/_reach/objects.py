@@ -14,7 +14,7 @@ from coprep._modules import is_users
 from coprep._names import path_in
 from coprep._reach import memory
 from coprep._reach.memory import ABSENT, CODE, is_a
-from coprep._reach.values import ANY, ITEMS, UNKNOWN, Box, Live, Made, Super, Text, Value, Values
+from coprep._reach.values import ANY, ITEMS, UNKNOWN, Bound, Box, Live, Made, Super, Text, Value, Values
 
 if TYPE_CHECKING:
     from coprep._reach.evaluation import Evaluation
@@ -64,7 +64,11 @@ class Objects:
             elif value.bit == UNKNOWN:
                 self._run.unresolved.add(name)
                 found |= UNKNOWN
+            elif isinstance(value, Bound) and name == "__self__":
+                found |= value.first
             else:
+                if isinstance(value, Bound):
+                    self._run.whole.escape(value.first | value.function.bit, f".{name} of a method")
                 self._run.whole.escape(value.bit, f".{name} of a function")
         return found or UNKNOWN
 
@@ -134,26 +138,32 @@ class Objects:
                 self._owners[id(members)] = live
                 self._run.change()
             return self._run.live(members, live.path)
-        special = memory.method_of(kind, "__getattribute__")
+        special, fallback = (memory.method_of(kind, method) for method in ("__getattribute__", "__getattr__"))
         if special is not None:
-            return stored | self._run.calls.function(special, [live.bit, self._run.text(name)])
+            stored |= self._run.calls.function(special, [live.bit, self._run.text(name)])
+            return stored | self._run_if_missing(fallback, live, name)
         member = memory.in_class(kind, name)
         if member is not None and (name not in held or memory.is_data_descriptor(member)):
-            return stored | self.described(member, live, kind, name)
+            found = stored | self.described(member, live, kind, name)
+            # All but a function may raise an AttributeError, which Python answers so.
+            return found if type(member) is types.FunctionType else found | self._run_if_missing(fallback, live, name)
         if issubclass(kind, threading.local) and member is None:
             return stored | self._run.read(memory.of_thread(obj, name), at, (memory.of_thread, obj, name))
         if name in held:
             return stored | self._run.read(held[name], at, (memory.member, obj, name))
-        fallback = memory.in_class(kind, "__getattr__")
-        if fallback is not None and memory.is_followed_code(fallback):
-            return stored | self._run.calls.function(fallback, [live.bit, self._run.text(name)])
+        if fallback is not None:
+            return stored | self._run_if_missing(fallback, live, name)
         if memory.is_mapping(obj) and name in memory.keys_of(obj):
             return stored | self._run.read(memory.item(obj, name), at, (memory.item, obj, name))
-        if fallback is not None and not memory.is_configuration(kind):
+        if memory.in_class(kind, "__getattr__") is not None and not memory.is_configuration(kind):
             self._run.whole.escape(live.bit, f"{kind.__name__}.__getattr__, of a library")
         if not stored:
             self._run.count(at, "value", ABSENT, (memory.attribute, obj, kind, name))
         return stored or UNKNOWN
+
+    def _run_if_missing(self, fallback: Any, live: Live, name: str) -> Values:
+        """Returns what a `__getattr__` of the user's gives, if there is one."""
+        return 0 if fallback is None else self._run.calls.function(fallback, [live.bit, self._run.text(name)])
 
     def _of_module(self, live: Live, name: str, is_stored: bool) -> Values:
         module, members = live.obj, vars(live.obj)
@@ -176,13 +186,20 @@ class Objects:
 
     def _of_class(self, live: Live, name: str, is_stored: bool) -> Values:
         cls, at = live.obj, f"{live.path}.{name}"
+        if name in ("__mro__", "__bases__"):
+            bases = getattr(cls, name)
+            return self._run.box(
+                (cls, name), functools.reduce(int.__or__, (self._run.live(b, b.__qualname__) for b in bases), 0)
+            )
         member = memory.in_class(cls, name)
+        of_type = memory.in_class(type(cls), name) if memory.is_users_class(type(cls)) else None
+        if of_type is not None and memory.is_data_descriptor(of_type):
+            return self.described(of_type, live, type(cls), name)
         if member is None:
             fallback = memory.method_of(type(cls), "__getattr__")
             if fallback is not None:
                 return self._run.calls.function(fallback, [live.bit, self._run.text(name)])
-            of_type = memory.in_class(type(cls), name)
-            if of_type is not None and memory.is_users_class(type(cls)):
+            if of_type is not None:
                 return self.described(of_type, live, type(cls), name)
             return UNKNOWN if is_stored else self._run.method(name, live)
         if type(member) is types.FunctionType:
@@ -203,6 +220,11 @@ class Objects:
         at = f"{(base or cls).__qualname__}.{name}"
         again = (memory.attribute, None if base else _object(owner), base or cls, name)
         kind = type(member)
+        of_kind = memory.method_of(kind, "__get__")
+        if of_kind is not None:
+            descriptor = self._run.read(member, at, (memory.class_member, cls, name))
+            of = self._run.live(cls, cls.__qualname__)
+            return self._run.calls.function(of_kind, [descriptor, owner.bit, of])
         if kind is types.FunctionType:
             if not memory.is_followed_code(member) and not memory.is_followed_code(memory.wrapped(member)):
                 return self._run.method(name, owner)
@@ -210,12 +232,16 @@ class Objects:
             return self._run.bound(member, at, owner.bit)
         if issubclass(kind, (property, functools.cached_property)):
             getter = member.fget if issubclass(kind, property) else member.func
+            inner = memory.wrapped(getter) if memory.library_of(getter) == "functools" else None
+            getter = inner if memory.is_followed_code(inner) else getter
             if memory.is_followed_code(getter):
                 self._run.read(getter, at, again)
                 return self._run.calls.function(getter, [owner.bit])
             return UNKNOWN if getter is None else self._given_by_library(member, owner, name, at)
         if issubclass(kind, staticmethod):
             return self._run.read(member.__func__, at, again)
+        if issubclass(kind, classmethod) and not is_a(member.__func__, types.FunctionType):
+            return self.described(member.__func__, self._run.value(cls, cls.__qualname__), cls, name)
         if issubclass(kind, classmethod):
             return self._run.bound(member.__func__, at, self._run.live(cls, cls.__qualname__))
         if kind.__name__ in _SLOTS:
@@ -227,11 +253,6 @@ class Objects:
         if memory.is_followed_code(inner) and memory.library_of(member) == "functools":
             self._run.read(inner, at, again)
             return self._run.bound(inner, at, owner.bit)
-        getter = memory.method_of(kind, "__get__")
-        if getter is not None:
-            return self._run.calls.function(
-                getter, [self._run.read(member, at, (memory.class_member, cls, name)), owner.bit, UNKNOWN]
-            )
         if issubclass(kind, _METHODS):
             return self._run.method(name, owner)
         if hasattr(kind, "__get__"):
@@ -285,6 +306,10 @@ class Objects:
         function = getattr(member, "__func__", member)
         if memory.is_followed_code(function):
             return self._run.calls.function(function, [cls.bit, key])
+        if is_a(cls.obj, enum.EnumMeta):
+            members = cls.obj.__members__.items()
+            parts = (self._run.read(one, f"{cls.path}.{name}", (memory.same, one)) for name, one in members)
+            return functools.reduce(int.__or__, parts, UNKNOWN)
         # An alias of the class, such as `list[int]`, makes its instances.
         return cls.bit
 
@@ -355,6 +380,8 @@ class Objects:
                 found |= self._run.read(one, f"{value.path}[{index}]", (memory.element, obj, index))
             return found
         held = memory.members_of(obj)
+        if not held:
+            self._run.whole.escape(value.bit, why)
         found |= self._run.all_stored(value)
         if memory.is_users_class(type(obj)):
             self._run.whole.methods(type(obj), value.bit)
@@ -376,10 +403,16 @@ class Objects:
                 names = memory.keys_of(obj)
                 self._run.count(value.path, "keys", memory.suffixes_of(obj), (memory.suffixes_of, obj), why)
                 for name in names[:FOLLOWED]:
-                    found |= self._run.text(name) if type(name) is str else UNKNOWN
+                    found |= self._run.text(name) if type(name) is str else self._key(value, name)
             elif value.bit != UNKNOWN and not isinstance(value, Text):
                 found |= self._iterated(value, why)
         return found
+
+    def _key(self, mapping: Value, key: Any) -> Values:
+        """Returns a key of a mapping, which may be or hold code. The texts of all keys count already."""
+        if memory.is_plain(key):
+            return UNKNOWN
+        return self._run.read(key, f"{_entry_path(mapping, key)} as key", (memory.same, key))
 
     def _iterated(self, value: Value, why: str) -> Values:
         cls = self._run.class_of(value)
@@ -409,13 +442,14 @@ class Objects:
             else:
                 self._run.whole.escape(self.but_code(key), "compared")
                 if value.bit != UNKNOWN and not isinstance(value, Text) and not is_a(obj, types.ModuleType):
-                    self.elements(value.bit)
+                    self._run.whole.escape(self.but_code(self.elements(value.bit)), "compared")
         return UNKNOWN
 
     def but_code(self, values: Values) -> Values:
         """Returns values without functions and classes, which are compared and printed by their names."""
         for value in self._run.table.each(values):
-            if isinstance(value, Live) and is_a(value.obj, (type, types.FunctionType)):
+            obj = _object(value)
+            if is_a(obj, types.FunctionType) or (is_a(obj, type) and not memory.is_users_class(type(obj))):
                 values &= ~value.bit
         return values
 
@@ -423,6 +457,8 @@ class Objects:
 
     def store(self, holder: Value, name: str, key: Values, values: Values) -> None:
         """Assigns to an attribute, or to an element if the name is ``ITEMS``."""
+        if name == "__class__":
+            self._run.whole.escape(holder.bit | values, "its class is assigned")
         cls = self._run.class_of(holder)
         method = memory.method_of(cls, "__setitem__" if name == ITEMS else "__setattr__")
         if method is not None:

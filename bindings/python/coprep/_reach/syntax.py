@@ -51,6 +51,8 @@ class Syntax:
         for target in node.targets:
             if isinstance(target, (ast.Attribute, ast.Subscript)):
                 self._run.whole.escape(self.value(target.value, frame), "a member of it is deleted")
+            if isinstance(target, ast.Subscript):
+                self._run.whole.escape(self.value(target.slice, frame), "used as a key")
 
     def _run_Expr(self, node: ast.Expr, frame: Frame) -> None:
         self.value(node.value, frame)
@@ -103,7 +105,7 @@ class Syntax:
         self.block(node.body + node.orelse + node.finalbody, frame)
         for handler in node.handlers:
             if handler.type is not None:
-                self.value(handler.type, frame)
+                self._run.objects.elements(self.value(handler.type, frame), "compared")
             if handler.name is not None:
                 self._run.bind(frame, handler.name, UNKNOWN)
             self.block(handler.body, frame)
@@ -128,7 +130,7 @@ class Syntax:
     def _run_Assert(self, node: ast.Assert, frame: Frame) -> None:
         self.truth(node.test, frame)
         if node.msg is not None:
-            self.value(node.msg, frame)
+            self._run.whole.escape(self._run.objects.but_code(self.value(node.msg, frame)), "raised")
 
     def _run_Import(self, node: ast.Import, frame: Frame) -> None:
         for alias in node.names:
@@ -190,7 +192,11 @@ class Syntax:
                 if isinstance(target, ast.Attribute):
                     self._run.objects.store(holder, target.attr, self._run.text(target.attr), values)
                 else:
-                    self._run.objects.store(holder, ITEMS, self.value(target.slice, frame), values)
+                    key = self.value(target.slice, frame)
+                    self._run.whole.escape(key, "used as a key")
+                    is_slice = isinstance(target.slice, ast.Slice)
+                    held = values | self._run.objects.elements(values) if is_slice else values
+                    self._run.objects.store(holder, ITEMS, key, held)
 
     def _unpack(self, target: ast.Tuple | ast.List, source: ast.expr | None, values: Values, frame: Frame) -> None:
         targets = target.elts
@@ -245,6 +251,7 @@ class Syntax:
             return stored | self._run.read(scope[name], path, (memory.entry, scope, name))
         builtin = scope.get("__builtins__", {})
         builtin = vars(builtin) if isinstance(builtin, types.ModuleType) else builtin
+        self._run.watched.add_absent(scope, name)
         if name in builtin:
             return stored | self._run.live(builtin[name], name)
         return stored or UNKNOWN
@@ -264,7 +271,7 @@ class Syntax:
     def _value_Slice(self, node: ast.Slice, frame: Frame) -> Values:
         for part in (node.lower, node.upper, node.step):
             if part is not None:
-                self.value(part, frame)
+                self._run.whole.escape(self.value(part, frame), "used as an index")
         return UNKNOWN
 
     def _value_Tuple(self, node: ast.Tuple | ast.List | ast.Set, frame: Frame) -> Values:
@@ -337,9 +344,10 @@ class Syntax:
         return self._given_back(generators)
 
     def _value_ListComp(self, node: Any, frame: Frame) -> Values:
-        frame = self._run.within(node, frame)
-        for generator in node.generators:
-            self._assign(generator.target, None, self._run.objects.elements(self.value(generator.iter, frame)), frame)
+        outer, frame = frame, self._run.within(node, frame)
+        for number, generator in enumerate(node.generators):
+            iterated = self.value(generator.iter, frame if number else outer)
+            self._assign(generator.target, None, self._run.objects.elements(iterated), frame)
             for condition in generator.ifs:
                 self.truth(condition, frame)
         if isinstance(node, ast.DictComp):
@@ -388,12 +396,16 @@ class Syntax:
         return UNKNOWN
 
     def _value_BinOp(self, node: ast.BinOp, frame: Frame) -> Values:
-        return self._operation(node, self.value(node.left, frame) | self.value(node.right, frame))
+        values = self.value(node.left, frame) | self.value(node.right, frame)
+        if isinstance(node.op, ast.Mod):
+            # A text formats what a tuple holds.
+            self._run.whole.escape(self._run.objects.but_code(values), "formatted")
+        return self._operation(node, values)
 
     def _operation(self, node: ast.AST, values: Values) -> Values:
         held: Values = 0
         for value in self._run.table.each(values):
-            if isinstance(value, Box) or isinstance(getattr(value, "obj", None), (list, tuple, dict)):
+            if isinstance(value, Box) or type(getattr(value, "obj", None)) in (list, tuple, dict):
                 held |= self._run.objects.members(value, "used with an operator")
             else:
                 self._run.whole.escape(value.bit, "used with an operator")

@@ -40,6 +40,7 @@ def _getattr(run: Evaluation, arguments: Arguments, named: Named, star: Values) 
     if names is not None:
         found |= _union(*(run.objects.attribute(arguments[0], name) for name in names))
     else:
+        run.whole.escape(_union(*arguments[1:2]), "used as a name")
         for value in run.table.each(_union(*arguments[:1], star) & ~UNKNOWN):
             if isinstance(value, Method):
                 run.whole.give_up("getattr with a name that is not known")
@@ -72,7 +73,8 @@ def _nothing(run: Evaluation, arguments: Arguments, named: Named, star: Values) 
 
 
 def _isinstance(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
-    for cls in run.table.each(arguments[1] if len(arguments) > 1 else star):
+    classes = arguments[1] if len(arguments) > 1 else star
+    for cls in run.table.each(classes | run.objects.elements(run.objects.but_code(classes), "compared")):
         if not isinstance(cls, Live) or not memory.is_a(cls.obj, type):
             continue
         kind = type(cls.obj)
@@ -99,7 +101,7 @@ def _container(run: Evaluation, arguments: Arguments, named: Named, star: Values
     """``list``, ``tuple``, ``zip``, ``enumerate``, ...: what they hold may come in pairs."""
     held = _union(star, *map(run.objects.elements, arguments), *(v for name, v in named.items() if name != "key"))
     if "key" in named:
-        run.calls.call(named["key"], [held], {})
+        run.whole.escape(run.calls.call(named["key"], [held], {}), "compared")
     inner = run.box((run.node, "tuple"), held)
     return run.box((run.node, "container"), held | (inner if held & ~UNKNOWN else 0))
 
@@ -118,13 +120,13 @@ def _ordered(run: Evaluation, arguments: Arguments, named: Named, star: Values) 
 def _reduced(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
     """``min``, ``max``, ``sum``, ``any``, ``all``: these compare, add or test what they are given."""
     _ordered(run, arguments, named, star)
-    _escape_objects(run, _union(*arguments), "compared")
+    _escape_objects(run, _union(*arguments, *(v for name, v in named.items() if name != "key")), "compared")
     return _elements(run, arguments, named, star) | named.get("default", 0)
 
 
 def _escape_objects(run: Evaluation, values: Values, why: str) -> None:
     for value in run.table.each(values):
-        if run.class_of(value) is not None and not memory.is_sequence(getattr(value, "obj", None)):
+        if run.class_of(value) not in (None, list, tuple, set, frozenset):
             run.whole.escape(value.bit, why)
 
 
@@ -135,10 +137,18 @@ def _map(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> V
     return run.box((run.node, "map"), _union(run.calls.call(arguments[0], held, {}, star), *held))
 
 
+def _filter(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
+    held = _union(star, *map(run.objects.elements, arguments[1:]))
+    run.whole.escape(run.calls.call(_union(*arguments[:1]) or star, [held], {}), "tested")
+    _escape_objects(run, held, "tested")
+    return run.box((run.node, "filter"), held)
+
+
 def _dict(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
     values = list(run.table.each(arguments[0])) if len(arguments) == 1 and not named and not star else []
     if values and all(isinstance(value, Live) and memory.is_mapping(value.obj) for value in values):
-        return arguments[0]
+        has_own = any(memory.method_of(run.class_of(value), "__getitem__") is not None for value in values)
+        return run.box((run.node, "dict"), run.syntax.spread(arguments[0])) if has_own else arguments[0]
     # Pairs of a key and a value, each of which is a container.
     pairs = _union(*map(run.objects.elements, arguments))
     held = run.objects.elements(pairs & ~UNKNOWN) | pairs
@@ -177,7 +187,7 @@ def _partial(run: Evaluation, arguments: Arguments, named: Named, star: Values) 
 def _import(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
     names = run.table.texts(arguments[0]) if arguments else None
     if names is None:
-        return run.whole.give_up("an import of a name that is not known")
+        return run.whole.give_up("an import of a name that is not known", imports=True)
     return _union(*map(run.imported, names))
 
 
@@ -186,10 +196,30 @@ def _everything(run: Evaluation, arguments: Arguments, named: Named, star: Value
     return run.whole.give_up("eval, exec or the like")
 
 
+def _execute(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
+    run.whole.escape_arguments(arguments, named, star, "given to exec")
+    return run.whole.give_up("exec", imports=True)
+
+
 def _getenv(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
     return run.objects.subscript(run.live(os.environ, ENVIRONMENT), _union(*arguments[:1], star)) | _union(
         *arguments[1:]
     )
+
+
+def _expanded(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
+    """``os.path.expandvars``: any variable may be named."""
+    run.whole.escape(run.live(os.environ, ENVIRONMENT), "given to os.path")
+    return run.whole.escape_arguments(arguments, named, star, "given to os.path")
+
+
+def _directory(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
+    run.count("working directory", "value", os.getcwd(), (os.getcwd,))
+    return UNKNOWN
+
+
+def _delattr(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
+    return run.whole.escape_arguments(arguments, named, star, "a member of it is deleted")
 
 
 ENVIRONMENT = "environment"
@@ -200,21 +230,26 @@ _FUNCTIONS: dict[Understood, tuple[Any, ...]] = {
     _setattr: (setattr,),
     _vars: (vars, locals),
     _isinstance: (isinstance, issubclass),
-    _nothing: (id, callable, delattr, object),
+    _nothing: (id, callable, object),
     _len: (len,),
     _container: (list, tuple, reversed, iter, enumerate, zip),
     _elements: (next,),
     _ordered: (set, frozenset, sorted),
     _reduced: (min, max, sum, any, all),
-    _map: (map, filter),
+    _map: (map,),
+    _filter: (filter,),
     _dict: (dict,),
     _type: (type,),
     _copy: (copy.copy, copy.deepcopy),
     _super: (super,),
     _partial: (functools.partial,),
     _import: (importlib.import_module, builtins.__import__),
-    _everything: (eval, exec, compile, globals, dir),
+    _everything: (eval, compile, globals, dir),
+    _execute: (exec,),
     _getenv: (os.getenv,),
+    _directory: (os.getcwd, os.getcwdb),
+    _delattr: (delattr,),
+    _expanded: (os.path.expandvars, os.path.expanduser),
 }
 UNDERSTOOD: dict[int, Understood] = {id(one): how for how, all_ in _FUNCTIONS.items() for one in all_}
 """Functions that carry out a call, by the id of the called function."""
@@ -236,8 +271,13 @@ def call_method(run: Evaluation, method: Method, arguments: Arguments, named: Na
         if found is not None:
             return found
     names = run.table.texts(first)
+    if name == "__getitem__" and len(arguments) == 2 and memory.is_a(obj, type):
+        # As in `dict.__getitem__(self, name)`.
+        return _union(*(run.objects.subscript_without_code(one, arguments[1]) for one in run.table.each(first)))
     if name == "__getitem__" and arguments:
         return run.objects.subscript_without_code(owner, first)
+    if name == "mro" and memory.is_a(obj, type):
+        return run.objects.attribute(owner.bit, "__mro__")
     if name in ("__getattribute__", "__getattr__") and names is not None:
         return _union(*(run.objects.attribute_without_code(owner, one) for one in names))
     if name in _OF_OBJECT and not (arguments or named):
@@ -268,7 +308,9 @@ def _of_container(
     if name in _ADDING:
         held = _union(star, *arguments, *named.values())
         if name in ("extend", "update"):
-            held |= run.objects.elements(first) | run.syntax.spread(first)
+            elements = run.objects.elements(first)
+            # `update` takes pairs, too.
+            held |= elements | run.objects.elements(elements & ~UNKNOWN) | run.syntax.spread(first)
         run.put(owner, ITEMS, held)
         if isinstance(owner, Live):
             run.objects.store(owner, ITEMS, UNKNOWN, held)

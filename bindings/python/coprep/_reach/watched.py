@@ -33,6 +33,8 @@ class Watched:
         self._classes: list[type] = []
         self._names: list[str] = []
         self._values: list[Any] = []
+        self._absent: dict[tuple[int, str], dict[str, Any]] = {}
+        """The scopes in which global variables were not found, by id and name."""
 
     def add_function(self, function: FunctionType) -> None:
         if id(function) not in self._seen:
@@ -47,11 +49,16 @@ class Watched:
             self._names += _names(cls)
             self._values += _members(cls)
 
+    def add_absent(self, scope: dict[str, Any], name: str) -> None:
+        """Notes that a global variable is not defined, or is a built-in one."""
+        self._absent[id(scope), name] = scope
+
     def are_present(self) -> bool:
         """Returns whether all are as they were."""
         try:
             return (
-                list(chain.from_iterable(map(_names, self._classes))) == self._names
+                not any(name in scope for (_, name), scope in self._absent.items())
+                and list(chain.from_iterable(map(_names, self._classes))) == self._names
                 and _are_same(_members, self._classes, self._values)
                 and _are_same(_state, self._functions, self._states)
             )

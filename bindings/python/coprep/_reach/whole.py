@@ -47,6 +47,7 @@ class Whole:
         self._run = run
         self.has_given_up = ""
         """Why everything counts whole, if it does."""
+        self._has_all_modules = False
         self._objects: dict[int, Any] = {}
         """Objects in memory that count whole, by their id."""
         self._todo: deque[tuple[Any, str, str, bool | None]] = deque()
@@ -92,6 +93,12 @@ class Whole:
             self._next(*self._todo[0])
             self._todo.popleft()
 
+    def cell(self, cell: types.CellType, path: str, why: str) -> None:
+        """Counts what a variable of a closure holds whole."""
+        contents = memory.cell(cell)
+        if contents is not ABSENT:
+            self.escape(self._run.read(contents, path, (memory.cell, cell)), why)
+
     def is_whole(self, obj: Any) -> bool:
         return id(obj) in self._objects or id(obj) in self._alike
 
@@ -118,6 +125,8 @@ class Whole:
                 self._run.count(path, "type", obj, (memory.same, obj))
                 # A library may make instances of it.
                 self.escape(self._run.calls.instance(obj, [], {}, UNKNOWN), why)
+            if memory.is_users_class(kind):
+                self.methods(kind, self._run.live(obj, path))
         elif issubclass(kind, types.ModuleType):
             self._whole_module(obj, why)
         elif issubclass(kind, types.BuiltinFunctionType):
@@ -135,9 +144,7 @@ class Whole:
             self._whole_dispatcher(function, path, why)
             return
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-            contents = memory.cell(cell)
-            if contents is not ABSENT:
-                self.object(contents, f"{path}<{name}>", why, is_outermost=True)
+            self.cell(cell, f"{path}<{name}>", why)
         inner = memory.wrapped(function)
         if inner is not None:
             self.object(inner, path, why, is_outermost=False)
@@ -258,7 +265,10 @@ class Whole:
 
     def _plain_member(self, cls: type, name: str, member: Any) -> None:
         """Counts a member of a class that is no code, such as a constant."""
-        is_written = not (name.startswith("__") and name.endswith("__")) and name != "_abc_impl"
+        is_special = name.startswith("__") and name.endswith("__")
+        # Python calls what stands under such a name, whatever it is.
+        is_called = memory.is_a(member, functools.partialmethod) or (callable(member) and not memory.is_a(member, type))
+        is_written = is_called if is_special else name != "_abc_impl"
         if is_written and not hasattr(type(member), "__get__"):
             path = f"{cls.__qualname__}.{name}"
             why = "a member of a class that counts whole"
@@ -269,12 +279,20 @@ class Whole:
                 member, f"{cls.__qualname__}.{name}", "a member of a class that counts whole", is_outermost=False
             )
 
-    def give_up(self, why: str) -> Values:
-        """Counts everything that reached code can reach whole, because some of it may find anything."""
+    def give_up(self, why: str, *, imports: bool = False) -> Values:
+        """Counts everything that reached code can reach whole, because some of it may find anything.
+
+        Args:
+            imports: it may find all modules, too.
+        """
         if not self.has_given_up:
             self.has_given_up = why
             for frame in list(self._run.frames.values()):
                 self.frame(frame)
+        if imports and not self._has_all_modules:
+            self._has_all_modules = True
+            for name in sorted(filter(is_users, list(sys.modules))):
+                self.object(sys.modules[name], main_name(name), why, is_outermost=True)
         return UNKNOWN
 
     def frame(self, frame: Frame) -> None:
@@ -282,9 +300,7 @@ class Whole:
         for values in list(frame.variables.values()):
             self.escape(values, self.has_given_up)
         for name, cell in frame.cells.items():
-            contents = memory.cell(cell)
-            if contents is not ABSENT:
-                self.object(contents, f"{frame.name}<{name}>", self.has_given_up, is_outermost=True)
+            self.cell(cell, f"{frame.name}<{name}>", self.has_given_up)
         module = sys.modules.get(frame.scope.get("__name__", ""))
         if module is not None:
             self.object(module, main_name(module.__name__), self.has_given_up, is_outermost=True)
@@ -292,10 +308,11 @@ class Whole:
 
 def _functions_of(member: Any) -> list[Any]:
     """Returns the functions of a member of a class."""
+    found = [member]
     if isinstance(member, property):
-        return [member.fget, member.fset]
-    if isinstance(member, (staticmethod, classmethod)):
-        return [member.__func__]
-    if isinstance(member, functools.cached_property):
-        return [member.func]
-    return [member, memory.wrapped(member)]
+        found = [member.fget, member.fset]
+    elif isinstance(member, (staticmethod, classmethod)):
+        found = [member.__func__]
+    elif isinstance(member, (functools.cached_property, functools.partialmethod)):
+        found = [member.func]
+    return [*found, *map(memory.wrapped, found)]
