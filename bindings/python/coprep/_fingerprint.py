@@ -237,7 +237,7 @@ def _put_together(parts: list[Part]) -> list[Part]:
     while len(parts) > PARTS:
         owners: dict[str, list[Part]] = {}
         for part in parts:
-            owners.setdefault(part[0].rpartition(".")[0] or part[0], []).append(part)
+            owners.setdefault(part[0].rpartition(".")[0] or part[0].strip("."), []).append(part)
         most = sorted(owners, key=lambda owner: (-len(owners[owner]), owner))
         left, together = len(parts), set()
         for owner in most:

@@ -228,7 +228,7 @@ class Calls:
             scope = function.__globals__
             home = scope.get("__name__", "")
             for name in sorted(names & scope.keys()):
-                path = path_in(home, name)
+                path = path_in(home, name) if home else name
                 self._run.whole.escape(self._run.read(scope[name], path, (memory.entry, scope, name)), why)
             for name in sorted(filter(is_users, names - scope.keys())):
                 # It may import a module of this name.
