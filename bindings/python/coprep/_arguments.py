@@ -43,7 +43,8 @@ class Order(NamedTuple):
     def differs_from(self, other: Order) -> bool:
         """Returns whether it is another order than ``other``, by whatever seed."""
         # A tuple would ask arrays for the truth value of their comparison.
-        is_same = np.array_equal(self.subset, other.subset) if self.subset is not None else other.subset is None
+        ids, others = self.subset, other.subset
+        is_same = ids is others if ids is None or others is None else np.array_equal(ids, others)
         return not is_same or self._replace(subset=None, seed=None) != other._replace(subset=None, seed=None)
 
 

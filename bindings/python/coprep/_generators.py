@@ -77,8 +77,8 @@ def _kinds() -> tuple[type, ...]:
 def _parts_of(one: Any) -> Iterator[tuple[str, Any]]:
     kind = type(one)
     if issubclass(kind, dict):
-        members = zip(dict.keys(one), _first(dict.values(one)), strict=False)
-        yield from ((f"[{key!r}]", part) for key, part in members if isinstance(key, (str, int)))
+        entries = zip(dict.keys(one), _first(dict.values(one)), strict=False)
+        yield from ((f"[{key!r}]", part) for key, part in entries if isinstance(key, (str, int)))
     elif issubclass(kind, (list, tuple, deque)):
         yield from ((f"[{i}]", part) for i, part in enumerate(_first(one)))
     elif kind is types.FunctionType:

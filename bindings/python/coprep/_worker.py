@@ -343,8 +343,8 @@ class _Worker:
             ):
                 break
         if not found:
-            error = IndexError("the dataset is empty, or has no sample of the subset")
-            return {"raised": raised or _raised(0, "dataset", error)}
+            none = IndexError("the dataset is empty, or has no sample of the subset")
+            return {"raised": raised or _raised(0, "dataset", none)}
         # A slot holds three of four samples, and not the largest of all, for which most slots would be too large.
         blobs.sort()
         return {

@@ -309,7 +309,7 @@ class Objects:
         if is_a(cls.obj, enum.EnumMeta):
             members = cls.obj.__members__.items()
             parts = (self._run.read(one, f"{cls.path}.{name}", (memory.same, one)) for name, one in members)
-            return functools.reduce(int.__or__, parts, UNKNOWN)
+            return functools.reduce(int.__or__, parts, 0) | UNKNOWN
         # An alias of the class, such as `list[int]`, makes its instances.
         return cls.bit
 
