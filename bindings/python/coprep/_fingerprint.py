@@ -296,6 +296,7 @@ def _name_of(read: Read) -> str:
 
 
 def _place(function: Any) -> tuple[str, str]:
+    """Returns the module in which a function was defined, and its name there."""
     return main_name(function.__module__ or ""), function.__qualname__
 
 
@@ -342,7 +343,6 @@ class _Splitter:
                     yield name, _hash(_other(read).encode(), _which(value))
                 elif _other(read):
                     yield name, _hash(_other(read).encode())
-                    yield name, self._hasher.named(read.path, value)
             elif read.how == "content":
                 yield from self._split([(read.path, value)])
             else:

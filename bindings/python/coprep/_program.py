@@ -50,14 +50,15 @@ class Program(NamedTuple):
         except NotSamplesError:
             raise
         except Exception:
-            # Each of them is asked for by itself.
-            return made
+            # A sample that was not made is asked for by itself.
+            pass
         return made
 
     def together(self, samples: list[int]) -> Sequence[Any] | None:
         """Returns samples that one call makes, or ``None`` if each has to be asked for by itself.
 
-        That is so if one of them fails, which shows the one. An error that only the call for all of them has is raised.
+        Each is asked for by itself after an error, if one of them fails alone: that shows which. An error that only the
+        call for all of them has is raised.
         """
         several, fetch = self.fetch_several(), self.fetch()
         if several is None:

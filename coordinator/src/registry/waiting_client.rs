@@ -26,6 +26,7 @@ pub(crate) struct WaitingClient<'a> {
     told: RefCell<ToldState>,
 }
 
+/// Returns what the user can do about a wait.
 fn remedy() -> &'static str {
     coprep_storage::descriptor_shortage().unwrap_or(REMEDY)
 }

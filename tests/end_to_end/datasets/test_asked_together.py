@@ -68,8 +68,8 @@ def test_a_minibatch_is_asked_for_in_one_call(tmp_path: Path, batch_size: int, w
                 given += index
                 calls += 1
             assert sorted(given) == list(range(N))
-    # The first look at the dataset calls twice more, and some of the third epoch is made ahead.
-    assert len(noted(tmp_path / "calls")) <= calls + min(calls // 2, 10) + 2
+    # The first look at the dataset calls twice more, and a few minibatches of the third epoch are made ahead.
+    assert len(noted(tmp_path / "calls")) <= max(1.05 * calls, calls + 2) + 3
 
 
 def test_random_numbers_do_not_depend_on_the_worker() -> None:

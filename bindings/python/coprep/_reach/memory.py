@@ -46,6 +46,7 @@ _CONFIGURATIONS = frozenset(("omegaconf", "yacs", "easydict", "ml_collections", 
 _MAPPINGS = ("DictConfig", "ConfigDict")
 """Names of their mappings that are no ``dict``."""
 _WITH_FRAMES = (types.GeneratorType, types.AsyncGeneratorType, types.CoroutineType)
+"""Types of objects that hold the frame of a function."""
 _WITH_TEXT = ("datetime", "decimal", "fractions", "uuid", "ipaddress")
 """Modules whose objects have a text that says all of them."""
 _NESTED = 6
@@ -264,7 +265,7 @@ def may_hold_code(obj: Any) -> bool:
     """Returns whether an object that another one leads to in C may be, or hold, code of the user's."""
     if is_a(obj, (dict, list, tuple)):
         return bool(obj)
-    # What an iterator in C goes through. A generator leads to its frame, and so to everything.
+    # An iterator in C holds the container that it goes through. A generator leads to its frame, and so to everything.
     iterates = in_class(type(obj), "__next__") is not None and not is_a(obj, _WITH_FRAMES)
     return not is_a(obj, type) and (is_a(obj, CODE) or is_users_class(type(obj)) or iterates)
 

@@ -197,8 +197,8 @@ def _everything(run: Evaluation, arguments: Arguments, named: Named, star: Value
 
 
 def _execute(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
-    run.whole.escape_arguments(arguments, named, star, "given to exec")
-    return run.whole.give_up("exec", imports=True)
+    """``exec``: the text may import any module, too."""
+    return _everything(run, arguments, named, star) | run.whole.give_up("exec", imports=True)
 
 
 def _getenv(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
