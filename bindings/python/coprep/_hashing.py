@@ -44,6 +44,8 @@ STRINGS = 1000
 """Most strings that are kept as possible relative paths."""
 LONG = 64
 """Shortest list that is not pickled element by element, if its elements are alike."""
+LOCATED = 16
+"""Most objects in a value whose paths are found."""
 STREAM = 2 << 30
 """Bytes of a pickle without memo above which shared objects are assumed to be repeated too often."""
 NESTED, NESTED_DEPTH = 4 << 20, 8
@@ -184,8 +186,9 @@ class Hasher:
     def named(self, name: str, value: Any) -> bytes:
         """Returns the digest of a value, and notes where in it an object cannot be compared."""
         digest = self.plain(value)
-        for obj, reason in self._private:
-            self._found.append(Private(name + path_to(obj, value), reason))
+        for index, (obj, reason) in enumerate(self._private):
+            # Of the many files of a list, say, only the first ones are looked for.
+            self._found.append(Private(name + (path_to(obj, value) if index < LOCATED else ""), reason))
         self._private.clear()
         return digest
 

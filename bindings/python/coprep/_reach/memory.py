@@ -41,12 +41,18 @@ _SEEDED = {id(random._inst), id(np.random.mtrand._rand)}
 """The global generators, which are seeded for each sample, by their id."""
 _own: contextvars.ContextVar[dict[int, Any]] = contextvars.ContextVar("coprep_own_generators", default={})  # noqa: B039
 """Further generators that are seeded for each sample, by their id."""
+FRAMES = (
+    types.FrameType,
+    types.TracebackType,
+    types.GeneratorType,
+    types.AsyncGeneratorType,
+    types.CoroutineType,
+)
+"""Types of what leads to a function's frame, and so by its callers to the whole program."""
 _CONFIGURATIONS = frozenset(("omegaconf", "yacs", "easydict", "ml_collections", "addict", "mmengine", "munch", "box"))
 """Libraries of configurations, whose objects are read member by member by their own code."""
 _MAPPINGS = ("DictConfig", "ConfigDict")
 """Names of their mappings that are no ``dict``."""
-_WITH_FRAMES = (types.GeneratorType, types.AsyncGeneratorType, types.CoroutineType)
-"""Types of objects that hold the frame of a function."""
 _WITH_TEXT = ("datetime", "decimal", "fractions", "uuid", "ipaddress")
 """Modules whose objects have a text that says all of them."""
 _NESTED = 6
@@ -265,8 +271,8 @@ def may_hold_code(obj: Any) -> bool:
     """Returns whether an object that another one leads to in C may be, or hold, code of the user's."""
     if is_a(obj, (dict, list, tuple)):
         return bool(obj)
-    # An iterator in C holds the container that it goes through. A generator leads to its frame, and so to everything.
-    iterates = in_class(type(obj), "__next__") is not None and not is_a(obj, _WITH_FRAMES)
+    # An iterator in C holds the container that it goes through.
+    iterates = in_class(type(obj), "__next__") is not None and not is_a(obj, FRAMES)
     return not is_a(obj, type) and (is_a(obj, CODE) or is_users_class(type(obj)) or iterates)
 
 

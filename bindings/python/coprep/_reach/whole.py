@@ -217,7 +217,7 @@ class Whole:
             not inner
             and not is_of_thread
             and not memory.is_plain(obj)
-            and not issubclass(type(obj), io.IOBase)
+            and not memory.is_a(obj, (io.IOBase, *memory.FRAMES))
             and attributes_of(obj) is None
         ):
             referents = filter(memory.may_hold_code, gc.get_referents(obj))
