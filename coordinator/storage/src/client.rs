@@ -271,7 +271,9 @@ pub(crate) fn may_list_in_order(url: &DatasetUrl, variables: &Variables) -> bool
         }
         // The files of a WebDAV folder come as the server finds them.
         UrlScheme::Http | UrlScheme::Https => false,
-        UrlScheme::Gs | UrlScheme::Az | UrlScheme::Hf => true,
+        // The Hub promises no order, and cannot begin a listing at a key.
+        UrlScheme::Hf => false,
+        UrlScheme::Gs | UrlScheme::Az => true,
     }
 }
 

@@ -22,6 +22,7 @@ use reqwest::redirect::Policy;
 use tokio::time::timeout;
 
 use crate::http_options;
+use crate::lap::{SAME_TOKEN, TOKENS};
 use crate::odd_keys::{self, ListingForm};
 use crate::traffic::TrafficCounters;
 
@@ -90,10 +91,13 @@ fn stay(attempt: reqwest::redirect::Attempt<'_>) -> reqwest::redirect::Action {
 }
 
 /// The answer that a request asks for.
-#[derive(Clone, Copy)]
 enum AnswerKind {
     Object,
-    Listing(ListingForm),
+    Listing {
+        form: ListingForm,
+        /// The continuation token that names the page, or `None` for the first one.
+        token: Option<String>,
+    },
     /// Credentials, or what the store says of a change.
     Other,
 }
@@ -106,9 +110,16 @@ impl AnswerKind {
             "comp=list" => Some(ListingForm::Azure),
             _ => None,
         });
+        let token = query.split('&').find_map(|part| {
+            let (name, token) = part.split_once('=')?;
+            matches!(name, "continuation-token" | "marker").then(|| token.to_owned())
+        });
         match (request.method().as_str(), listing) {
-            ("PROPFIND", _) => AnswerKind::Listing(ListingForm::WebDav),
-            ("GET", Some(form)) => AnswerKind::Listing(form),
+            ("PROPFIND", _) => AnswerKind::Listing {
+                form: ListingForm::WebDav,
+                token: None,
+            },
+            ("GET", Some(form)) => AnswerKind::Listing { form, token },
             ("GET", None) => AnswerKind::Object,
             _ => AnswerKind::Other,
         }
@@ -119,7 +130,7 @@ impl AnswerKind {
         match self {
             AnswerKind::Object => Ok(answer),
             AnswerKind::Other => Ok(bounded(answer, MOST_BYTES)),
-            AnswerKind::Listing(form) => {
+            AnswerKind::Listing { form, token } => {
                 let most = if form == ListingForm::WebDav {
                     MOST_BYTES_OF_FOLDER
                 } else {
@@ -127,12 +138,24 @@ impl AnswerKind {
                 };
                 let (head, body) = bounded(answer, most).into_parts();
                 let page = body.bytes().await?;
+                // The library does not ask for a page again that it was given, so only the store repeats a token.
+                if token.is_some_and(|token| comes_round(&token)) {
+                    let error = io::Error::other(SAME_TOKEN);
+                    return Err(HttpError::new(HttpErrorKind::Decode, error));
+                }
                 let replaced = odd_keys::replaced(&page, form).map(HttpResponseBody::from);
                 let body = replaced.unwrap_or_else(|| page.into());
                 Ok(HttpResponse::from_parts(head, body))
             }
         }
     }
+}
+
+/// Adds a continuation token to those of the listing. Returns `true` if they come round.
+fn comes_round(token: &str) -> bool {
+    let is_closed = TOKENS.try_with(|tokens| tokens.borrow_mut().is_closed_by(token));
+    // Outside of a listing of ours nobody has counted.
+    is_closed.unwrap_or(false)
 }
 
 /// Returns an answer whose body fails when it is longer than `most` bytes.

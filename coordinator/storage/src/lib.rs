@@ -34,6 +34,7 @@ mod http_options;
 mod hub;
 mod io_runtime;
 mod job_credentials;
+mod lap;
 mod large_reads;
 mod left_out;
 mod listed;

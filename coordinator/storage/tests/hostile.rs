@@ -1,0 +1,141 @@
+//! Stores that answer without an end.
+#![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use coprep_protocol::dataset_url::DatasetUrl;
+use coprep_protocol::store_variables::StoreVariables;
+use coprep_storage::{ListEvent, RemoteStore, Stores};
+
+const HEAD: &str = "HTTP/1.1 200 OK\r\nConnection: close\r\n";
+const KEYS: [(&str, &str); 2] = [
+    ("AWS_ACCESS_KEY_ID", "key"),
+    ("AWS_SECRET_ACCESS_KEY", "SECRET"),
+];
+
+/// Serves requests by a function of their heads. Returns the address.
+fn serve(
+    answer: impl Fn(&str, &mut TcpStream) -> io::Result<()> + Send + Sync + 'static,
+) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let answer = Arc::new(answer);
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let (mut connection, answer) = (connection.unwrap(), answer.clone());
+            std::thread::spawn(move || {
+                let lines = BufReader::new(connection.try_clone().unwrap()).lines();
+                let head = lines
+                    .map_while(Result::ok)
+                    .take_while(|line| !line.is_empty());
+                let head: Vec<String> = head.collect();
+                // A client may hang up.
+                let _ = answer(&head.join("\n"), &mut connection);
+            });
+        }
+    });
+    address
+}
+
+/// Serves requests by whole bodies.
+fn serve_bodies(body: impl Fn(&str) -> String + Send + Sync + 'static) -> String {
+    serve(move |head, to| {
+        let body = body(head);
+        write!(to, "{HEAD}Content-Length: {}\r\n\r\n{body}", body.len())
+    })
+}
+
+fn store(url: &str, variables: &[(&str, &str)]) -> Result<Arc<RemoteStore>, String> {
+    let owned = variables
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let stores = Stores::default().of_job(&StoreVariables::from_iter(owned));
+    let url = DatasetUrl::parse(url).unwrap().unwrap();
+    stores.of(&url).map_err(|e| e.to_string())
+}
+
+fn list(store: &RemoteStore) -> Result<(), String> {
+    let listed = store.list("p", None, |_| ControlFlow::Continue(()));
+    listed.map_err(|e| e.to_string())
+}
+
+#[test]
+fn a_listing_whose_tokens_come_round_without_a_key_ends_with_an_error() {
+    for length in [1, 3] {
+        let address = serve_bodies(move |head| {
+            let token = head
+                .split_once("continuation-token=t")
+                .map_or(0, |(_, rest)| {
+                    let digits = rest.split(|c: char| !c.is_ascii_digit()).next();
+                    digits.unwrap().parse::<u64>().unwrap()
+                });
+            let next = (token + 1) % length;
+            format!(
+                "<ListBucketResult><IsTruncated>true</IsTruncated>\
+                 <NextContinuationToken>t{next}</NextContinuationToken></ListBucketResult>"
+            )
+        });
+        let at = [("AWS_ENDPOINT_URL", &*address)];
+        let store = store("s3://bucket", &[&KEYS[..], &at].concat()).unwrap();
+        let error = list(&store).unwrap_err();
+        assert!(
+            error.contains("the same continuation token comes again"),
+            "{error}"
+        );
+        assert!(error.contains("ask whoever runs the store"), "{error}");
+    }
+}
+
+/// Serves a dataset of the Hub, each page of which has a file if `has_files`. The pages after the first `pages` are
+/// those before. Returns the address and the number of pages that were asked for.
+fn hub(pages: u64, has_files: bool) -> (String, Arc<AtomicU64>) {
+    let asked = Arc::new(AtomicU64::new(0));
+    let counted = asked.clone();
+    let address = serve(move |head, to| {
+        if !head.contains("/tree/") {
+            return write!(to, "{HEAD}Content-Length: 14\r\n\r\n{{\"sha\":\"abc1\"}}");
+        }
+        let page = counted.fetch_add(1, Ordering::SeqCst);
+        let file = format!("{{\"type\":\"file\",\"path\":\"p/{page}\",\"size\":1}}");
+        let body = format!("[{}]", if has_files { file } else { String::new() });
+        let (next, length) = ((page + 1) % pages, body.len());
+        let link = format!("Link: <?cursor={next}>; rel=\"next\"\r\n");
+        write!(to, "{HEAD}{link}Content-Length: {length}\r\n\r\n{body}")
+    });
+    (address, asked)
+}
+
+#[test]
+fn a_listing_of_the_hub_whose_pages_come_round_ends_with_an_error() {
+    for pages in [1, 3] {
+        let (address, _) = hub(pages, false);
+        let store = store("hf://datasets/owner/name", &[("HF_ENDPOINT", &address)]).unwrap();
+        let error = list(&store).unwrap_err();
+        assert!(error.contains("the same next page comes again"), "{error}");
+        assert!(error.contains("ask whoever runs the store"), "{error}");
+    }
+}
+
+#[test]
+fn files_of_the_hub_are_given_on_page_by_page() {
+    let (address, asked) = hub(u64::MAX, true);
+    let store = store("hf://datasets/owner/name", &[("HF_ENDPOINT", &address)]).unwrap();
+    let mut keys = Vec::new();
+    let visit = |event| {
+        if let ListEvent::Object(object) = event {
+            keys.push(object.key);
+        }
+        if keys.len() == 3 {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    };
+    store.list("p", None, visit).unwrap();
+    assert_eq!(keys, ["p/0", "p/1", "p/2"]);
+    assert_eq!(asked.load(Ordering::SeqCst), 3);
+}
