@@ -58,6 +58,7 @@ pub use file::{MOST_BYTES, descriptor_shortage, open as open_regular};
 pub use file_versions::{FileStat, FileVersions};
 pub use health::OutageReport;
 pub use held_blocks::HeldBlocks;
+pub use io_runtime::while_wanted;
 pub use job_credentials::{CredentialPool, JobProvider};
 pub use large_reads::{LargeRead, LargeReads};
 pub use left_out::LeftOut;

@@ -6,10 +6,11 @@ use std::net::{TcpListener, TcpStream};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::store_variables::StoreVariables;
-use coprep_storage::{ListEvent, RemoteStore, Stores};
+use coprep_storage::{ListEvent, RemoteStore, Stores, while_wanted};
 
 const HEAD: &str = "HTTP/1.1 200 OK\r\nConnection: close\r\n";
 const KEYS: [(&str, &str); 2] = [
@@ -138,4 +139,27 @@ fn files_of_the_hub_are_given_on_page_by_page() {
     store.list("p", None, visit).unwrap();
     assert_eq!(keys, ["p/0", "p/1", "p/2"]);
     assert_eq!(asked.load(Ordering::SeqCst), 3);
+}
+
+#[test]
+fn a_page_that_drips_ends_with_the_last_job_that_waits_for_it() {
+    let address = serve(|_, to| {
+        write!(to, "{HEAD}\r\n<ListBucketResult>")?;
+        // Without an end of the wait, the listing fails only after the last byte.
+        for _ in 0..60 {
+            std::thread::sleep(Duration::from_millis(500));
+            write!(to, " ")?;
+        }
+        Ok(())
+    });
+    let at = [("AWS_ENDPOINT_URL", &*address)];
+    let store = store("s3://bucket", &[&KEYS[..], &at].concat()).unwrap();
+    let began = Instant::now();
+    let is_wanted = move || began.elapsed() < Duration::from_secs(2);
+    let listed = while_wanted(is_wanted, || list(&store)).unwrap_err();
+    assert!(listed.contains("no job waits for it any more"), "{listed}");
+    assert!(!is_wanted());
+    let found = while_wanted(|| false, || store.look_up(&["p/a", "p/b"]));
+    let error = found.unwrap_err().to_string();
+    assert!(error.contains("no job waits for it any more"), "{error}");
 }

@@ -143,7 +143,8 @@ impl RemoteStore {
                 }
             }
             // Made inside, because a timer belongs to the runtime that it is made in.
-            let _ = self.io.block_on(async { tokio::time::sleep(pause).await });
+            let slept = self.io.block_on(async { tokio::time::sleep(pause).await });
+            slept.map_err(|ended| self.ended(ended))?;
         }
     }
 
