@@ -9,6 +9,7 @@ use std::error::Error as StdError;
 use object_store::client::{HttpError, HttpErrorKind};
 
 use crate::connector::TOO_LONG;
+use crate::headers::NO_ADDRESS;
 use crate::job_credentials::NONE_GIVEN;
 use crate::lap::{SAME_PAGE, SAME_TOKEN};
 
@@ -181,6 +182,8 @@ impl Chain {
             // The innermost error is that of the operating system or of TLS, which knows no URL.
             Some(HttpErrorKind::Connect) => format!("no connection: {}", self.innermost),
             Some(_) => format!("the connection broke: {}", self.innermost),
+            // These URLs are examples.
+            None if self.innermost.ends_with(NO_ADDRESS) => self.innermost.clone(),
             None if self.innermost.contains("://") => "it answers in an unknown way".into(),
             None => self.innermost.clone(),
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::aws_profile::AwsProfile;
 use crate::connector::StoreConnector;
+use crate::container_credentials;
 use crate::file::check_text;
 use crate::headers;
 use crate::http_options::{is_plain, options, retry};
@@ -209,28 +210,30 @@ fn check_files(scheme: UrlScheme, variables: &Variables) -> Result<()> {
     Ok(())
 }
 
-/// Refuses values of variables, or of a profile, that no header can have.
+/// Refuses values of variables that no header can have.
 fn check_texts(values: &[(&str, Option<String>)]) -> Result<()> {
+    check(headers::check, values)
+}
+
+/// Refuses values of variables that are no addresses.
+fn check_addresses(values: &[(&str, Option<String>)]) -> Result<()> {
+    check(headers::check_address, values)
+}
+
+fn check(
+    refuse: fn(&str, &str) -> std::result::Result<(), String>,
+    values: &[(&str, Option<String>)],
+) -> Result<()> {
     let given = values
         .iter()
         .filter_map(|(name, value)| Some((*name, value.as_deref()?)));
     for (name, value) in given {
-        headers::check(name, value).map_err(unusable)?;
+        refuse(name, value).map_err(|why| object_store::Error::Generic {
+            store: "variables",
+            source: why.into(),
+        })?;
     }
     Ok(())
-}
-
-fn check_endpoint(name: &str, address: Option<&str>) -> Result<()> {
-    address.map_or(Ok(()), |address| {
-        headers::check_address(name, address).map_err(unusable)
-    })
-}
-
-fn unusable(why: String) -> object_store::Error {
-    object_store::Error::Generic {
-        store: "variables",
-        source: why.into(),
-    }
 }
 
 /// Returns a client of the store of a URL, whose requests `counters` count. No request is made.
@@ -284,9 +287,10 @@ fn s3(bucket: &str, variables: &Variables, counters: &Arc<TrafficCounters>) -> R
         Some(profile) => profile.apply(builder, variables)?,
         None => builder,
     };
+    let connector = StoreConnector::Signed(counters.clone());
     let builder = match variables.pool(UrlScheme::S3) {
         Some(pool) => builder.with_credentials(Arc::new(pool.for_s3())),
-        None => builder,
+        None => container_credentials::apply(builder, &connector)?,
     };
     let value = |key| builder.get_config_value(&key);
     check_texts(&[
@@ -302,15 +306,30 @@ fn s3(bucket: &str, variables: &Variables, counters: &Arc<TrafficCounters>) -> R
             value(AmazonS3ConfigKey::DefaultRegion),
         ),
     ])?;
-    let endpoint =
-        value(AmazonS3ConfigKey::S3Endpoint).or_else(|| value(AmazonS3ConfigKey::Endpoint));
-    check_endpoint("AWS_ENDPOINT_URL", endpoint.as_deref())?;
-    let is_plain = is_plain(endpoint.as_deref());
+    let endpoint = value(AmazonS3ConfigKey::Endpoint);
+    let s3_endpoint = value(AmazonS3ConfigKey::S3Endpoint);
+    check_addresses(&[
+        ("AWS_ENDPOINT_URL_S3", s3_endpoint.clone()),
+        ("AWS_ENDPOINT_URL", endpoint.clone()),
+        (
+            "AWS_ENDPOINT_URL_STS",
+            value(AmazonS3ConfigKey::StsEndpoint),
+        ),
+        (
+            "AWS_METADATA_ENDPOINT",
+            value(AmazonS3ConfigKey::MetadataEndpoint),
+        ),
+        (
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+            value(AmazonS3ConfigKey::ContainerCredentialsFullUri),
+        ),
+    ])?;
+    let is_plain = is_plain(s3_endpoint.or(endpoint).as_deref());
     builder
         .with_client_options(options(is_plain))
         .with_bucket_name(bucket)
         .with_retry(retry())
-        .with_http_connector(StoreConnector::Signed(counters.clone()))
+        .with_http_connector(connector)
         .build()
 }
 
@@ -327,7 +346,7 @@ fn gs(
         None => builder,
     };
     let base = builder.get_config_value(&GoogleConfigKey::BaseUrl);
-    check_endpoint("GOOGLE_BASE_URL", base.as_deref())?;
+    check_addresses(&[("GOOGLE_BASE_URL", base.clone())])?;
     let is_plain = is_plain(base.as_deref());
     builder
         .with_client_options(options(is_plain))
@@ -404,7 +423,11 @@ fn az(
         ("AZURE_STORAGE_TOKEN", value(AzureConfigKey::Token)),
     ])?;
     let endpoint = value(AzureConfigKey::Endpoint);
-    check_endpoint("AZURE_STORAGE_ENDPOINT", endpoint.as_deref())?;
+    check_addresses(&[
+        ("AZURE_STORAGE_ENDPOINT", endpoint.clone()),
+        ("AZURE_AUTHORITY_HOST", value(AzureConfigKey::AuthorityHost)),
+        ("IDENTITY_ENDPOINT", value(AzureConfigKey::MsiEndpoint)),
+    ])?;
     // The emulator speaks plain HTTP.
     let is_plain = is_plain(endpoint.as_deref()) || is_emulated(&builder);
     builder

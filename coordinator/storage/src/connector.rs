@@ -33,6 +33,8 @@ const MOST_BYTES_OF_FOLDER: usize = 256 << 20;
 /// Most bytes of the body of an error that are read, and the longest time for them. What comes after is left out.
 const MOST_BYTES_OF_ERROR: usize = 64 << 10;
 const ERROR_TIMEOUT: Duration = Duration::from_secs(2);
+/// The host of the agent that gives the role of a container of ECS.
+const CONTAINER_AGENT: &str = "169.254.170.2";
 /// Most redirections of one request.
 const MOST_REDIRECTS: usize = 10;
 /// Name of the HTTP client, which some stores want to know.
@@ -69,6 +71,7 @@ impl HttpConnector for StoreConnector {
         };
         Ok(HttpClient::new(StoreService {
             client,
+            is_of_metadata: http_options::is_of_metadata(options),
             counters: counters.clone(),
         }))
     }
@@ -105,6 +108,8 @@ enum AnswerKind {
 impl AnswerKind {
     fn of(request: &HttpRequest) -> Self {
         let query = request.uri().query().unwrap_or_default();
+        // A session of a directory bucket has credentials, too.
+        let has_credentials = request.uri().host() == Some(CONTAINER_AGENT) || query == "session";
         let listing = query.split('&').find_map(|part| match part {
             "list-type=2" => Some(ListingForm::S3),
             "comp=list" => Some(ListingForm::Azure),
@@ -120,7 +125,7 @@ impl AnswerKind {
                 token: None,
             },
             ("GET", Some(form)) => AnswerKind::Listing { form, token },
-            ("GET", None) => AnswerKind::Object,
+            ("GET", None) if !has_credentials => AnswerKind::Object,
             _ => AnswerKind::Other,
         }
     }
@@ -193,6 +198,8 @@ pub(crate) async fn read_all(answer: HttpResponse) -> Result<Vec<u8>, HttpError>
 
 struct StoreService {
     client: HttpClient,
+    /// `true` if the server gives credentials, and has no objects.
+    is_of_metadata: bool,
     counters: Arc<TrafficCounters>,
 }
 
@@ -244,7 +251,11 @@ impl StoreService {
 #[async_trait]
 impl HttpService for StoreService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let kind = AnswerKind::of(&request);
+        let kind = if self.is_of_metadata {
+            AnswerKind::Other
+        } else {
+            AnswerKind::of(&request)
+        };
         let answer = self.first_answer(request).await;
         let is_failed = answer.as_ref().map_or(true, |answer| {
             let status = answer.status();

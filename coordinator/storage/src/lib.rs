@@ -22,6 +22,7 @@ mod answer;
 mod aws_profile;
 mod client;
 mod connector;
+mod container_credentials;
 mod credential_process;
 mod early_reads;
 mod error;

@@ -1,11 +1,11 @@
-//! Stores that answer without an end.
+//! Stores, and agents with credentials, that answer without an end, or in a form that the library cannot take.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::dataset_url::DatasetUrl;
@@ -162,4 +162,114 @@ fn a_page_that_drips_ends_with_the_last_job_that_waits_for_it() {
     let found = while_wanted(|| false, || store.look_up(&["p/a", "p/b"]));
     let error = found.unwrap_err().to_string();
     assert!(error.contains("no job waits for it any more"), "{error}");
+}
+
+#[test]
+fn an_endless_answer_with_credentials_is_cut_off() {
+    let agent = serve(|head, to| {
+        if head.starts_with("PUT") {
+            return write!(to, "{HEAD}Content-Length: 5\r\n\r\ntoken");
+        }
+        write!(to, "{HEAD}\r\n")?;
+        (0..128).try_for_each(|_| to.write_all(&[b'x'; 1 << 20]))
+    });
+    let variables = [
+        ("AWS_METADATA_ENDPOINT", &*agent),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:9"),
+        ("HOME", "/nowhere"),
+    ];
+    let error = list(&store("s3://bucket", &variables).unwrap()).unwrap_err();
+    assert!(error.contains("what it answers is longer than"), "{error}");
+}
+
+#[test]
+fn the_token_of_a_container_may_end_with_a_line_feed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, "TOKEN\n").unwrap();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let heads = asked.clone();
+    let address = serve_bodies(move |head| {
+        heads.lock().unwrap().push(head.to_lowercase());
+        if head.contains("/credentials") {
+            "{\"AccessKeyId\": \"KEY\", \"SecretAccessKey\": \"SECRET\", \"Token\": \"session\", \
+              \"Expiration\": \"2100-01-01T00:00:00Z\"}"
+                .to_owned()
+        } else {
+            "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>".to_owned()
+        }
+    });
+    let agent = format!("{address}/credentials");
+    let store = store(
+        "s3://bucket",
+        &[
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", &*agent),
+            (
+                "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+                file.to_str().unwrap(),
+            ),
+            ("AWS_ENDPOINT_URL", &*address),
+        ],
+    );
+    let store = store.unwrap();
+    list(&store).unwrap();
+    list(&store).unwrap();
+    let asked = asked.lock().unwrap();
+    // The agent is asked once for all requests.
+    assert_eq!(asked.len(), 3);
+    assert!(
+        asked[0].lines().any(|line| line == "authorization: token"),
+        "{}",
+        asked[0]
+    );
+    for listing in &asked[1..] {
+        assert!(
+            listing.contains("credential=key/")
+                && listing.contains("x-amz-security-token: session")
+        );
+    }
+}
+
+#[test]
+fn an_address_without_a_scheme_is_refused_with_the_name_of_its_variable() {
+    for (url, name) in [
+        ("s3://bucket", "AWS_ENDPOINT_URL"),
+        ("s3://bucket", "AWS_ENDPOINT_URL_S3"),
+        ("s3://bucket", "AWS_ENDPOINT_URL_STS"),
+        ("s3://bucket", "AWS_METADATA_ENDPOINT"),
+        ("s3://bucket", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+        ("gs://bucket", "GOOGLE_BASE_URL"),
+        ("az://container", "AZURE_AUTHORITY_HOST"),
+    ] {
+        let variables = [(name, "127.0.0.1:9000"), ("HOME", "/nowhere")];
+        let error = store(url, &variables).err().unwrap();
+        let expected = format!("{name} is no address such as http://");
+        assert!(error.contains(&expected), "{error}");
+    }
+}
+
+#[test]
+fn a_setting_of_a_profile_that_cannot_be_used_is_told_with_the_name_of_the_profile() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config");
+    let config = file.to_str().unwrap();
+    for (setting, why) in [
+        (
+            "endpoint_url = 127.0.0.1:9000",
+            "endpoint_url is no address",
+        ),
+        ("region = a\u{7f}b", "region has characters"),
+    ] {
+        std::fs::write(&file, format!("[profile minio]\n{setting}\n")).unwrap();
+        let variables = [
+            ("AWS_PROFILE", "minio"),
+            ("AWS_CONFIG_FILE", config),
+            ("HOME", "/nowhere"),
+        ];
+        let error = store("s3://bucket", &variables).err().unwrap();
+        assert!(
+            error.contains(&format!("the profile minio: {why}")),
+            "{error}"
+        );
+    }
 }
