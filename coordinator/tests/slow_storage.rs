@@ -202,3 +202,25 @@ fn a_read_that_is_repeated_while_a_sample_is_prepared_holds_up_its_own_job_only(
         assert_eq!(stopped.join().unwrap(), all());
     });
 }
+
+#[test]
+fn a_fetch_that_panics_leaves_no_sample_out() {
+    let storage = Storage::new();
+    storage.reads_of_dead("panic");
+    let mut attach = common::attach(storage.dead.clone(), 4);
+    (attach.skip_errors, attach.cache.form) = (true, Some(CacheForm::Off));
+    let job = storage.node.loader_within(LIMIT, attach);
+    job.start_epoch().unwrap();
+    let error = loop {
+        match job.next(Duration::from_millis(100)) {
+            Ok(Event::NotYet) => {}
+            Ok(_) => panic!("each sample fails, and none may be skipped"),
+            Err(e) => break e.to_string(),
+        }
+    };
+    assert!(error.contains("storage"), "{error}");
+    assert_eq!(job.stats().skipped, 0);
+    storage.reads_of_dead("off");
+    let again = storage.job(&storage.dead);
+    assert_eq!(epoch(&again, LIMIT), all());
+}

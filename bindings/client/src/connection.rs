@@ -79,8 +79,11 @@ impl Connection {
     /// Connects to the coordinator if there is one. A coordinator that ends meanwhile counts as none.
     pub(crate) fn find(paths: &CoordinatorPaths, options: &ConnectOptions) -> Result<Option<Self>> {
         let found = match connect_to(&paths.socket) {
-            // A folder that is not this user's says more than that nobody can be reached in it.
-            Err(e) => paths.prepare().map_err(no_place).and(Err(e))?,
+            // A folder or a socket that is not this user's says more than that nobody can be reached. Other errors may pass.
+            Err(e) => {
+                let is_ours = paths.prepare().and_then(|()| paths.check_socket());
+                is_ours.map_err(no_place).and(Err(e))?
+            }
             Ok(found) => found,
         };
         let Some(socket) = found else {
@@ -308,5 +311,24 @@ fn greet(socket: UnixStream, options: &ConnectOptions) -> Result<Connection> {
             Ok(connection)
         }
         other => Err(violation(format!("it greets with {other:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_below_a_file_is_no_lost_connection() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let paths = CoordinatorPaths::at(file.path().join("coordinator.sock"));
+        let found = Connection::find(&paths, &ConnectOptions::find("test"));
+        let error = found.err().unwrap();
+        assert!(!error.kind().is_lost(), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("Not a directory") && text.contains("COPREP_SOCKET"),
+            "{text}"
+        );
     }
 }

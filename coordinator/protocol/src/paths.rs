@@ -89,10 +89,10 @@ impl CoordinatorPaths {
         path.into()
     }
 
-    /// Creates the socket's folder, private to the user, or checks that it is private.
+    /// Creates the socket's folder, private to the user, or checks that it is private and can be entered.
     ///
     /// # Errors
-    /// When the folder cannot be created, or belongs to somebody else.
+    /// When the folder cannot be created or entered, or belongs to somebody else.
     pub fn prepare(&self) -> Result<()> {
         let folder = self
             .socket
@@ -105,7 +105,29 @@ impl CoordinatorPaths {
                 _ => {}
             }
         }
-        check_private(folder)
+        check_private(folder)?;
+        // Only in a folder that this user may enter can this be looked at.
+        match std::fs::metadata(folder.join(".")) {
+            // One that was removed meanwhile is made anew by the next attempt.
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(os(folder, e).with_remedy("name another socket in COPREP_SOCKET"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a socket of another user, which this user may not connect to.
+    ///
+    /// # Errors
+    /// When it belongs to somebody else.
+    pub fn check_socket(&self) -> Result<()> {
+        match std::fs::symlink_metadata(&self.socket) {
+            Ok(meta) if meta.uid() != user() => {
+                let why = format!("it belongs to user {}, not to user {}", meta.uid(), user());
+                Err(not_private(&self.socket, why))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -83,7 +83,11 @@ fn role() {
     let Some(path) = std::env::var_os(ROLE).map(PathBuf::from) else {
         return;
     };
-    match CoordinatorPaths::at(path.clone()).prepare() {
+    let paths = CoordinatorPaths::at(path.clone());
+    if let Err(e) = paths.check_socket() {
+        println!("socket refused: {e}");
+    }
+    match paths.prepare() {
         Err(e) => println!("folder refused: {e}"),
         Ok(()) => match open_private(&path) {
             Err(e) => println!("file refused: {e}"),
@@ -115,9 +119,42 @@ fn what_belongs_to_another_user_is_refused() {
             said.contains("file refused: ") && said.contains("user 23456"),
             "{said}"
         );
+        assert!(
+            said.contains("socket refused: ") && said.contains("to user 23457, not"),
+            "{said}"
+        );
     }
     let said = run_as(ME, "role", &shared.join("new"), &program);
     assert!(said.contains("had"), "{said}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_entered_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |socket: PathBuf| {
+        let why = CoordinatorPaths::at(socket).prepare().unwrap_err();
+        assert!(why.to_string().contains("COPREP_SOCKET"), "{why}");
+        why.to_string()
+    };
+    let (file, ring) = (folder.path().join("file"), folder.path().join("ring"));
+    fs::write(&file, "").unwrap();
+    symlink(&ring, &ring).unwrap();
+    assert!(refused(file.join("socket")).contains("Not a directory"));
+    assert!(refused(ring.join("socket")).contains("Too many levels of symbolic links"));
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let program = program(folder.path());
+    let closed = folder.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    set_mode(&closed, 0o700);
+    for socket in [closed.join("socket"), closed.join("below").join("socket")] {
+        let said = run_as(ME, "role", &socket, &program);
+        assert!(
+            said.contains("folder refused: ") && said.contains("Permission denied"),
+            "{said}"
+        );
+    }
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use coprep_pipeline::Dataset;
-use coprep_protocol::dataset_url::DatasetUrl;
+use coprep_protocol::dataset_url::{DatasetUrl, UrlScheme};
 use coprep_protocol::spec::Source;
+use coprep_storage::while_wanted;
 
 use super::flights::{Flight, FlightOutcome, FlightParty, Waiter};
 use super::identity::source_name;
@@ -64,7 +65,14 @@ impl Registry {
             stores: stores.number(),
         };
         let mut open = self.open();
-        if let Some(waiter) = open.listing.join(&key) {
+        // The listing of a store ends once nobody waits for it. That of a local folder cannot be ended, so that whoever comes
+        // later joins it all the same.
+        let under_way = if is_remote(source) {
+            open.listing.join_awaited(&key)
+        } else {
+            open.listing.join(&key)
+        };
+        if let Some(waiter) = under_way {
             return waiter;
         }
         let step = listing_step(source, 0);
@@ -76,8 +84,10 @@ impl Registry {
                 flight.step(listing_step(&source, listed));
                 flight.is_awaited()
             };
+            let flying = flight.clone();
+            let open = || registry.open_dataset(&source, &stores, &mut goes_on);
             Ok(Some((
-                registry.open_dataset(&source, &stores, &mut goes_on)?,
+                while_wanted(move || flying.is_awaited(), open)?,
                 None,
             )))
         };
@@ -109,6 +119,12 @@ fn needs_listing(source: &Source) -> bool {
         Source::Files(list) => list.paths.iter().any(is_url),
         Source::UserCode(_) => false,
     }
+}
+
+/// Returns `true` if samples of a source lie in a store.
+fn is_remote(source: &Source) -> bool {
+    let mut locations = source.locations().iter();
+    locations.any(|location| UrlScheme::of(location).is_some())
 }
 
 /// Describes the step of listing a source, after `listed` objects.

@@ -180,6 +180,13 @@ impl<K: PartialEq, T: Clone> Flights<K, T> {
         found.map(|(_, flight)| Waiter::new(flight, false))
     }
 
+    /// Joins the flight for `key`, if there is one that somebody waits for.
+    pub(super) fn join_awaited(&self, key: &K) -> Option<Waiter<T>> {
+        let mut all = self.under_way.iter();
+        let found = all.find(|(k, flight)| k == key && flight.is_awaited());
+        found.map(|(_, flight)| Waiter::new(flight, false))
+    }
+
     /// Begins a flight for `key`. The caller has checked that there is none, and must let it land.
     pub(super) fn begin(&mut self, key: K, step: String) -> (Arc<Flight<T>>, Waiter<T>) {
         let flight = Arc::new(Flight {
@@ -256,6 +263,9 @@ mod tests {
         assert!(flight.is_awaited());
         drop(second);
         assert!(!flight.is_awaited());
+        assert!(flights.join_awaited(&7).is_none());
+        let (_, _next) = flights.begin(7, "work".into());
+        assert!(!flights.join_awaited(&7).unwrap().is_first);
         assert!(flight.still_waits("more", Instant::now()).is_err());
         flight.land(FlightOutcome::Nothing, |waiters| assert_eq!(waiters, 0));
     }

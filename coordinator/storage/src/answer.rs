@@ -9,7 +9,9 @@ use std::error::Error as StdError;
 use object_store::client::{HttpError, HttpErrorKind};
 
 use crate::connector::TOO_LONG;
+use crate::headers::NO_ADDRESS;
 use crate::job_credentials::NONE_GIVEN;
+use crate::lap::{SAME_PAGE, SAME_TOKEN};
 
 /// The reason why a request has failed.
 #[derive(Debug)]
@@ -90,7 +92,7 @@ pub(crate) fn interpret(error: &object_store::Error) -> FailedAnswer {
             AnswerMeaning::OtherRegion
         }
         _ if chain.text.contains("Range request not supported") => AnswerMeaning::NoRanges,
-        _ if chain.innermost == TOO_LONG => AnswerMeaning::Unusable,
+        _ if chain.is_unusable() => AnswerMeaning::Unusable,
         Os::NotFound { .. } => AnswerMeaning::NoObject,
         Os::Precondition { .. } | Os::NotModified { .. } => AnswerMeaning::OtherObject,
         // The object has become shorter than the range that was asked for.
@@ -141,6 +143,11 @@ impl Chain {
         words.iter().any(|word| self.text.contains(word))
     }
 
+    /// Returns `true` if this crate refuses the answer.
+    fn is_unusable(&self) -> bool {
+        [TOO_LONG, SAME_TOKEN, SAME_PAGE].contains(&self.innermost.as_str())
+    }
+
     /// Returns the text after the words that introduce a status.
     fn after_status(&self) -> Option<&str> {
         let words = "status code: ";
@@ -170,11 +177,13 @@ impl Chain {
             return code.to_owned();
         }
         match self.transport {
-            _ if self.innermost == TOO_LONG => TOO_LONG.into(),
+            _ if self.is_unusable() => self.innermost.clone(),
             Some(HttpErrorKind::Timeout) => "it does not answer in time".into(),
             // The innermost error is that of the operating system or of TLS, which knows no URL.
             Some(HttpErrorKind::Connect) => format!("no connection: {}", self.innermost),
             Some(_) => format!("the connection broke: {}", self.innermost),
+            // These URLs are examples.
+            None if self.innermost.ends_with(NO_ADDRESS) => self.innermost.clone(),
             None if self.innermost.contains("://") => "it answers in an unknown way".into(),
             None => self.innermost.clone(),
         }

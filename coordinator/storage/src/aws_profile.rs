@@ -129,20 +129,28 @@ impl AwsProfile {
         builder: AmazonS3Builder,
         variables: &Variables,
     ) -> Result<AmazonS3Builder> {
-        let also = [
-            ("region", AmazonS3ConfigKey::Region),
-            ("endpoint_url", AmazonS3ConfigKey::Endpoint),
+        type Check = fn(&str, &str) -> Result<(), String>;
+        let also: [(&str, AmazonS3ConfigKey, Check); 2] = [
+            ("region", AmazonS3ConfigKey::Region, headers::check),
+            (
+                "endpoint_url",
+                AmazonS3ConfigKey::Endpoint,
+                headers::check_address,
+            ),
         ];
-        let builder = also.into_iter().fold(builder, |builder, (name, key)| {
-            match (self.setting(name), builder.get_config_value(&key)) {
-                (Some(value), None) => builder.with_config(key, value),
-                _ => builder,
+        let of_profile = |why| error(format!("the profile {}: {why}", self.name));
+        let mut builder = builder;
+        for (name, key, check) in also {
+            if let Some(value) = self.setting(name)
+                && builder.get_config_value(&key).is_none()
+            {
+                check(name, value).map_err(of_profile)?;
+                builder = builder.with_config(key, value);
             }
-        });
+        }
         match self.way() {
             Way::Keys(keys) => {
-                headers::check_keys(&keys)
-                    .map_err(|why| error(format!("the profile {}: {why}", self.name)))?;
+                headers::check_keys(&keys).map_err(of_profile)?;
                 Ok(builder.with_credentials(Arc::new(StaticCredentialProvider::new(keys))))
             }
             Way::Program(command) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::aws_profile::AwsProfile;
 use crate::connector::StoreConnector;
-use crate::file::check_text;
+use crate::file::{check_text, read_text};
 use crate::headers;
 use crate::http_options::{is_plain, options, retry};
 use crate::hub::{self, HubStore};
@@ -180,10 +180,13 @@ fn without_user(address: &str) -> String {
     format!("{scheme}://{host}")
 }
 
+/// The variable that names a file whose text is sent in a header as it is.
+const CONTAINER_TOKEN_FILE: &str = "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
+
 /// The variables that name files which the library reads by itself. It would wait for a pipe, and read a device for ever.
 const FILES: [(UrlScheme, &str); 7] = [
     (UrlScheme::S3, "AWS_WEB_IDENTITY_TOKEN_FILE"),
-    (UrlScheme::S3, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+    (UrlScheme::S3, CONTAINER_TOKEN_FILE),
     (UrlScheme::Gs, "GOOGLE_SERVICE_ACCOUNT"),
     (UrlScheme::Gs, "GOOGLE_SERVICE_ACCOUNT_PATH"),
     (UrlScheme::Gs, "SERVICE_ACCOUNT"),
@@ -191,7 +194,7 @@ const FILES: [(UrlScheme, &str); 7] = [
     (UrlScheme::Az, "AZURE_FEDERATED_TOKEN_FILE"),
 ];
 
-/// Refuses files with credentials that are no regular files of a few bytes.
+/// Refuses files with credentials that are no regular files of a few bytes, or that the library cannot send.
 fn check_files(scheme: UrlScheme, variables: &Variables) -> Result<()> {
     // Credentials that a job gives by itself are in no file.
     if variables.pool(scheme).is_some() {
@@ -205,32 +208,39 @@ fn check_files(scheme: UrlScheme, variables: &Variables) -> Result<()> {
             store: "credentials",
             source: format!("{path} ({name}) cannot be read: {e}").into(),
         })?;
+        if *name == CONTAINER_TOKEN_FILE
+            && let Ok(text) = read_text(Path::new(&path))
+        {
+            check_texts(&[(name, Some(text))])?;
+        }
     }
     Ok(())
 }
 
-/// Refuses values of variables, or of a profile, that no header can have.
+/// Refuses values of variables that no header can have.
 fn check_texts(values: &[(&str, Option<String>)]) -> Result<()> {
+    check(headers::check, values)
+}
+
+/// Refuses values of variables that are no addresses.
+fn check_addresses(values: &[(&str, Option<String>)]) -> Result<()> {
+    check(headers::check_address, values)
+}
+
+fn check(
+    refuse: fn(&str, &str) -> std::result::Result<(), String>,
+    values: &[(&str, Option<String>)],
+) -> Result<()> {
     let given = values
         .iter()
         .filter_map(|(name, value)| Some((*name, value.as_deref()?)));
     for (name, value) in given {
-        headers::check(name, value).map_err(unusable)?;
+        refuse(name, value).map_err(|why| object_store::Error::Generic {
+            store: "variables",
+            source: why.into(),
+        })?;
     }
     Ok(())
-}
-
-fn check_endpoint(name: &str, address: Option<&str>) -> Result<()> {
-    address.map_or(Ok(()), |address| {
-        headers::check_address(name, address).map_err(unusable)
-    })
-}
-
-fn unusable(why: String) -> object_store::Error {
-    object_store::Error::Generic {
-        store: "variables",
-        source: why.into(),
-    }
 }
 
 /// Returns a client of the store of a URL, whose requests `counters` count. No request is made.
@@ -271,7 +281,9 @@ pub(crate) fn may_list_in_order(url: &DatasetUrl, variables: &Variables) -> bool
         }
         // The files of a WebDAV folder come as the server finds them.
         UrlScheme::Http | UrlScheme::Https => false,
-        UrlScheme::Gs | UrlScheme::Az | UrlScheme::Hf => true,
+        // The Hub promises no order, and cannot begin a listing at a key.
+        UrlScheme::Hf => false,
+        UrlScheme::Gs | UrlScheme::Az => true,
     }
 }
 
@@ -300,10 +312,25 @@ fn s3(bucket: &str, variables: &Variables, counters: &Arc<TrafficCounters>) -> R
             value(AmazonS3ConfigKey::DefaultRegion),
         ),
     ])?;
-    let endpoint =
-        value(AmazonS3ConfigKey::S3Endpoint).or_else(|| value(AmazonS3ConfigKey::Endpoint));
-    check_endpoint("AWS_ENDPOINT_URL", endpoint.as_deref())?;
-    let is_plain = is_plain(endpoint.as_deref());
+    let endpoint = value(AmazonS3ConfigKey::Endpoint);
+    let s3_endpoint = value(AmazonS3ConfigKey::S3Endpoint);
+    check_addresses(&[
+        ("AWS_ENDPOINT_URL_S3", s3_endpoint.clone()),
+        ("AWS_ENDPOINT_URL", endpoint.clone()),
+        (
+            "AWS_ENDPOINT_URL_STS",
+            value(AmazonS3ConfigKey::StsEndpoint),
+        ),
+        (
+            "AWS_METADATA_ENDPOINT",
+            value(AmazonS3ConfigKey::MetadataEndpoint),
+        ),
+        (
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+            value(AmazonS3ConfigKey::ContainerCredentialsFullUri),
+        ),
+    ])?;
+    let is_plain = is_plain(s3_endpoint.or(endpoint).as_deref());
     builder
         .with_client_options(options(is_plain))
         .with_bucket_name(bucket)
@@ -325,7 +352,7 @@ fn gs(
         None => builder,
     };
     let base = builder.get_config_value(&GoogleConfigKey::BaseUrl);
-    check_endpoint("GOOGLE_BASE_URL", base.as_deref())?;
+    check_addresses(&[("GOOGLE_BASE_URL", base.clone())])?;
     let is_plain = is_plain(base.as_deref());
     builder
         .with_client_options(options(is_plain))
@@ -402,7 +429,11 @@ fn az(
         ("AZURE_STORAGE_TOKEN", value(AzureConfigKey::Token)),
     ])?;
     let endpoint = value(AzureConfigKey::Endpoint);
-    check_endpoint("AZURE_STORAGE_ENDPOINT", endpoint.as_deref())?;
+    check_addresses(&[
+        ("AZURE_STORAGE_ENDPOINT", endpoint.clone()),
+        ("AZURE_AUTHORITY_HOST", value(AzureConfigKey::AuthorityHost)),
+        ("IDENTITY_ENDPOINT", value(AzureConfigKey::MsiEndpoint)),
+    ])?;
     // The emulator speaks plain HTTP.
     let is_plain = is_plain(endpoint.as_deref()) || is_emulated(&builder);
     builder

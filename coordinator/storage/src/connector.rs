@@ -22,6 +22,7 @@ use reqwest::redirect::Policy;
 use tokio::time::timeout;
 
 use crate::http_options;
+use crate::lap::{SAME_TOKEN, TOKENS};
 use crate::odd_keys::{self, ListingForm};
 use crate::traffic::TrafficCounters;
 
@@ -32,6 +33,8 @@ const MOST_BYTES_OF_FOLDER: usize = 256 << 20;
 /// Most bytes of the body of an error that are read, and the longest time for them. What comes after is left out.
 const MOST_BYTES_OF_ERROR: usize = 64 << 10;
 const ERROR_TIMEOUT: Duration = Duration::from_secs(2);
+/// The host of the agent that gives the role of a container of ECS.
+const CONTAINER_AGENT: &str = "169.254.170.2";
 /// Most redirections of one request.
 const MOST_REDIRECTS: usize = 10;
 /// Name of the HTTP client, which some stores want to know.
@@ -68,6 +71,7 @@ impl HttpConnector for StoreConnector {
         };
         Ok(HttpClient::new(StoreService {
             client,
+            is_of_metadata: http_options::is_of_metadata(options),
             counters: counters.clone(),
         }))
     }
@@ -90,10 +94,13 @@ fn stay(attempt: reqwest::redirect::Attempt<'_>) -> reqwest::redirect::Action {
 }
 
 /// The answer that a request asks for.
-#[derive(Clone, Copy)]
 enum AnswerKind {
     Object,
-    Listing(ListingForm),
+    Listing {
+        form: ListingForm,
+        /// The continuation token that names the page, or `None` for the first one.
+        token: Option<String>,
+    },
     /// Credentials, or what the store says of a change.
     Other,
 }
@@ -101,15 +108,24 @@ enum AnswerKind {
 impl AnswerKind {
     fn of(request: &HttpRequest) -> Self {
         let query = request.uri().query().unwrap_or_default();
+        // A session of a directory bucket has credentials, too.
+        let has_credentials = request.uri().host() == Some(CONTAINER_AGENT) || query == "session";
         let listing = query.split('&').find_map(|part| match part {
             "list-type=2" => Some(ListingForm::S3),
             "comp=list" => Some(ListingForm::Azure),
             _ => None,
         });
+        let token = query.split('&').find_map(|part| {
+            let (name, token) = part.split_once('=')?;
+            matches!(name, "continuation-token" | "marker").then(|| token.to_owned())
+        });
         match (request.method().as_str(), listing) {
-            ("PROPFIND", _) => AnswerKind::Listing(ListingForm::WebDav),
-            ("GET", Some(form)) => AnswerKind::Listing(form),
-            ("GET", None) => AnswerKind::Object,
+            ("PROPFIND", _) => AnswerKind::Listing {
+                form: ListingForm::WebDav,
+                token: None,
+            },
+            ("GET", Some(form)) => AnswerKind::Listing { form, token },
+            ("GET", None) if !has_credentials => AnswerKind::Object,
             _ => AnswerKind::Other,
         }
     }
@@ -119,7 +135,7 @@ impl AnswerKind {
         match self {
             AnswerKind::Object => Ok(answer),
             AnswerKind::Other => Ok(bounded(answer, MOST_BYTES)),
-            AnswerKind::Listing(form) => {
+            AnswerKind::Listing { form, token } => {
                 let most = if form == ListingForm::WebDav {
                     MOST_BYTES_OF_FOLDER
                 } else {
@@ -127,12 +143,24 @@ impl AnswerKind {
                 };
                 let (head, body) = bounded(answer, most).into_parts();
                 let page = body.bytes().await?;
+                // The library does not ask for a page again that it was given, so only the store repeats a token.
+                if token.is_some_and(|token| comes_round(&token)) {
+                    let error = io::Error::other(SAME_TOKEN);
+                    return Err(HttpError::new(HttpErrorKind::Decode, error));
+                }
                 let replaced = odd_keys::replaced(&page, form).map(HttpResponseBody::from);
                 let body = replaced.unwrap_or_else(|| page.into());
                 Ok(HttpResponse::from_parts(head, body))
             }
         }
     }
+}
+
+/// Adds a continuation token to those of the listing. Returns `true` if they come round.
+fn comes_round(token: &str) -> bool {
+    let is_closed = TOKENS.try_with(|tokens| tokens.borrow_mut().is_closed_by(token));
+    // Outside of a listing of ours nobody has counted.
+    is_closed.unwrap_or(false)
 }
 
 /// Returns an answer whose body fails when it is longer than `most` bytes.
@@ -170,6 +198,8 @@ pub(crate) async fn read_all(answer: HttpResponse) -> Result<Vec<u8>, HttpError>
 
 struct StoreService {
     client: HttpClient,
+    /// `true` if the server gives credentials, and has no objects.
+    is_of_metadata: bool,
     counters: Arc<TrafficCounters>,
 }
 
@@ -221,7 +251,11 @@ impl StoreService {
 #[async_trait]
 impl HttpService for StoreService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let kind = AnswerKind::of(&request);
+        let kind = if self.is_of_metadata {
+            AnswerKind::Other
+        } else {
+            AnswerKind::of(&request)
+        };
         let answer = self.first_answer(request).await;
         let is_failed = answer.as_ref().map_or(true, |answer| {
             let status = answer.status();

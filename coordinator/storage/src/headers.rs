@@ -4,6 +4,10 @@ use object_store::HeaderValue;
 use object_store::aws::AwsCredential;
 use reqwest::Url;
 
+/// The end of the error for what is no address.
+pub(crate) const NO_ADDRESS: &str =
+    "is no address such as http://127.0.0.1:9000 or https://store.example";
+
 /// Refuses a text that no header can have. `what` names it, because it may be a secret.
 pub(crate) fn check(what: &str, text: &str) -> Result<(), String> {
     if HeaderValue::from_str(text).is_ok() {
@@ -34,9 +38,7 @@ pub(crate) fn check_address(what: &str, address: &str) -> Result<(), String> {
         return Ok(());
     }
     // An address may have a user and a password in it.
-    Err(format!(
-        "{what} is no address such as http://127.0.0.1:9000 or https://store.example"
-    ))
+    Err(format!("{what} {NO_ADDRESS}"))
 }
 
 #[cfg(test)]

@@ -36,11 +36,10 @@ pub(crate) fn options(is_plain: bool) -> ClientOptions {
 pub(crate) fn client(given: &ClientOptions) -> ClientBuilder {
     let value = |key| given.get_config_value(&key);
     let is_plain = value(ClientConfigKey::AllowHttp).as_deref() == Some("true");
-    let usual = options(is_plain).get_config_value(&ClientConfigKey::ConnectTimeout);
-    let connect_timeout = if value(ClientConfigKey::ConnectTimeout) == usual {
-        CONNECT_TIMEOUT
-    } else {
+    let connect_timeout = if is_of_metadata(given) {
         METADATA_CONNECT_TIMEOUT
+    } else {
+        CONNECT_TIMEOUT
     };
     ClientBuilder::new()
         .https_only(!is_plain)
@@ -53,6 +52,12 @@ pub(crate) fn client(given: &ClientOptions) -> ClientBuilder {
         .no_brotli()
         .no_zstd()
         .no_deflate()
+}
+
+/// Returns `true` for the options that the library makes for a cloud's metadata server.
+pub(crate) fn is_of_metadata(given: &ClientOptions) -> bool {
+    let key = ClientConfigKey::ConnectTimeout;
+    given.get_config_value(&key) != options(false).get_config_value(&key)
 }
 
 /// Returns the number of idle connections to a host, in a process that may have this many descriptors.

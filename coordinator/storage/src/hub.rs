@@ -34,6 +34,7 @@ use crate::connector::{StoreConnector, read_all};
 use crate::file::read_text;
 use crate::http_options::{is_plain, options, retry};
 use crate::job_credentials::{CredentialPool, UsableCredentials};
+use crate::lap::{Lap, SAME_PAGE};
 use crate::odd_keys;
 use crate::variables::Variables;
 
@@ -273,34 +274,17 @@ impl HubDataset {
             .ok_or_else(|| failed("it gives no commit for the revision".into()))
     }
 
-    /// Lists the files below a folder in the order of their paths.
-    async fn list(&self, folder: &str) -> Result<Vec<ObjectMeta>> {
+    /// Begins to list the files below a folder.
+    async fn pages(self: Arc<Self>, folder: String) -> Result<HubPages> {
         let commit = self.commit().await?;
         let (endpoint, dataset) = (&self.endpoint, &self.dataset);
         let tree = format!("{endpoint}/api/{dataset}/tree/{commit}");
-        let mut page = below(&tree, folder)?;
-        let mut files = Vec::new();
-        loop {
-            let answer = match self.ask(page.as_str()).await {
-                Ok(answer) => answer,
-                // A folder that does not exist is empty, as in a bucket.
-                Err(Error::NotFound { .. }) => break,
-                Err(e) => return Err(e),
-            };
-            let next = next_page(&page, &answer)?;
-            let entries: Vec<HubEntry> = parsed(answer).await?;
-            for entry in entries {
-                if entry.kind == "file" {
-                    files.push(object(&entry, &commit)?);
-                }
-            }
-            let Some(next) = next else {
-                break;
-            };
-            page = next;
-        }
-        files.sort_unstable_by(|a, b| a.location.as_ref().cmp(b.location.as_ref()));
-        Ok(files)
+        Ok(HubPages {
+            next: Some(below(&tree, &folder)?),
+            dataset: self,
+            commit,
+            lap: Lap::default(),
+        })
     }
 
     /// Asks the Hub's interface. Returns the answer if it is a good one.
@@ -323,6 +307,37 @@ impl HubDataset {
         let code = code.map(|code| format!(": <Code>{code}</Code>"));
         let (status, code) = (answer.status(), code.unwrap_or_default());
         Err(failed(format!("status code: {status}{code}")))
+    }
+}
+
+/// The pages of a listing.
+struct HubPages {
+    dataset: Arc<HubDataset>,
+    commit: String,
+    next: Option<Url>,
+    /// The pages so far.
+    lap: Lap,
+}
+
+impl HubPages {
+    /// Returns the files of the next page, or `None` after the last one.
+    async fn next(&mut self) -> Result<Option<Vec<Result<ObjectMeta>>>> {
+        let Some(page) = self.next.take() else {
+            return Ok(None);
+        };
+        if self.lap.is_closed_by(page.as_str()) {
+            return Err(failed(SAME_PAGE.into()));
+        }
+        let answer = match self.dataset.ask(page.as_str()).await {
+            Ok(answer) => answer,
+            // A folder that does not exist is empty, as in a bucket.
+            Err(Error::NotFound { .. }) => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        self.next = next_page(&page, &answer)?;
+        let entries: Vec<HubEntry> = parsed(answer).await?;
+        let files = entries.iter().filter(|entry| entry.kind == "file");
+        Ok(Some(files.map(|e| object(e, &self.commit)).collect()))
     }
 }
 
@@ -409,13 +424,16 @@ impl ObjectStore for HubStore {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        let dataset = self.0.clone();
         let folder = prefix
             .map(|path| path.as_ref().to_owned())
             .unwrap_or_default();
-        let files = async move { dataset.list(&folder).await };
-        stream::once(files)
-            .map_ok(|files| stream::iter(files.into_iter().map(Ok)))
+        // Page by page, since nobody knows how many there are.
+        let next = |mut pages: HubPages| async move {
+            let files = pages.next().await?;
+            Ok::<_, Error>(files.map(|files| (stream::iter(files), pages)))
+        };
+        stream::once(self.0.clone().pages(folder))
+            .map_ok(move |pages| stream::try_unfold(pages, next).try_flatten())
             .try_flatten()
             .boxed()
     }

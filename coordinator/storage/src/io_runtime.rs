@@ -4,7 +4,7 @@
 //! served by a few I/O threads. Their CPU time is counted, because a fetching thread would otherwise seem to wait
 //! for storage while an I/O thread works for it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
@@ -17,6 +17,7 @@ use futures_util::future::{Either, FutureExt, select};
 use nix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::error::{Error, ErrorKind};
 
@@ -24,9 +25,37 @@ use crate::error::{Error, ErrorKind};
 /// it serves more requests a second than seven processors decode.
 const PROCESSORS_EACH: usize = 8;
 
+/// Time between two questions whether anybody still waits for a thread's work.
+const ASK_INTERVAL: Duration = Duration::from_secs(1);
+
 thread_local! {
+    /// Tells whether anybody still waits for the work of this thread; see [`while_wanted`].
+    static IS_WANTED: RefCell<Option<Box<dyn Fn() -> bool>>> = const { RefCell::new(None) };
     /// CPU time of this thread when it was last added to the sum.
     static COUNTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// Does work whose waits for stores end with an error once nobody waits for the work any more. Otherwise a store could hold
+/// up a listing for ever, by a few bytes every second.
+pub fn while_wanted<T>(is_wanted: impl Fn() -> bool + 'static, work: impl FnOnce() -> T) -> T {
+    IS_WANTED.set(Some(Box::new(is_wanted)));
+    let done = work();
+    IS_WANTED.set(None);
+    done
+}
+
+/// Waits for a future as long as anybody waits for the work of this thread.
+async fn until_unwanted<T>(future: impl Future<Output = T>) -> Result<T, Ended> {
+    let mut future = pin!(future);
+    loop {
+        if let Ok(done) = timeout(ASK_INTERVAL, &mut future).await {
+            return Ok(done);
+        }
+        let is_wanted = IS_WANTED.with_borrow(|is_wanted| is_wanted.as_ref().is_none_or(|f| f()));
+        if !is_wanted {
+            return Err(Ended::Unwanted);
+        }
+    }
 }
 
 /// Bytes that were received.
@@ -65,6 +94,8 @@ impl<T, F: FnOnce(Option<T>)> Drop for Report<T, F> {
 pub(crate) enum Ended {
     /// The process ends.
     Stopped,
+    /// Nobody waits for the work any more.
+    Unwanted,
     Panicked,
 }
 
@@ -120,9 +151,10 @@ impl IoRuntime {
         })
     }
 
-    /// Blocks the calling thread until the future is done.
+    /// Blocks the calling thread until the future is done, or the thread's work is unwanted.
     pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> Result<T, Ended> {
-        self.runtime.block_on(caught(self.until_stopped(future)))
+        let future = until_unwanted(future);
+        self.runtime.block_on(caught(self.until_stopped(future)))?
     }
 
     /// Returns the future, which ends with `None` if the process ends first.

@@ -448,6 +448,10 @@ impl RemoteStore {
                 ErrorKind::Unavailable,
                 format!("a read from {name} was given up, because the process ends"),
             ),
+            Ended::Unwanted => Error::new(
+                ErrorKind::Unavailable,
+                format!("a read from {name} was given up, because no job waits for it any more"),
+            ),
             Ended::Panicked => Error::new(
                 ErrorKind::Unavailable,
                 format!("a read from {name} panicked, a defect of coprep"),

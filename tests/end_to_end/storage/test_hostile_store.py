@@ -28,6 +28,7 @@ from hostile_store import (
     lists,
     page,
 )
+from waiting import until
 
 TIMEOUT = 8.0
 """Seconds that the jobs of these tests wait at most."""
@@ -215,11 +216,32 @@ def test_each_answer_ends_in_all_samples_or_in_an_error_that_says_why(
     assert outcome("good") == GOOD, "the coordinator serves others as before"
 
 
-def test_what_is_read_without_an_end_ends(store: HostileStore) -> None:
-    """Runs after the test above: no job is left that reads."""
-    before = dict(store.sent)
-    time.sleep(1)
-    assert dict(store.sent) == before
+@pytest.mark.parametrize("source", ["folder", "files"])
+def test_a_listing_that_drips_ends_with_its_job_and_no_later_job_joins_it(
+    job: None, store: HostileStore, source: str
+) -> None:
+    bucket = f"drips-{source}"
+    store.behaviours[bucket] = (slowly, gives)
+    urls = [f"s3://{bucket}/{key}" for key in OBJECTS]
+    pipeline = coprep.ImageFolder(f"s3://{bucket}/p") if source == "folder" else coprep.Files(urls)
+    options: dict[str, Any] = {"framework": "numpy", "with_index": True}
+    pipeline = pipeline.decode().center_crop(8)
+    with pytest.raises(coprep.TimeoutError):
+        next(iter(coprep.DataLoader(pipeline, 4, timeout=2, **options)))
+    listed_by = coordinator_pid()
+
+    def is_quiet() -> bool:
+        before = store.sent[bucket]
+        # Longer than the time between two bytes.
+        time.sleep(1)
+        return before == store.sent[bucket]
+
+    assert store.sent[bucket] > 0
+    until(is_quiet, "the listing ends")
+    store.behaviours[bucket] = (lists, gives)
+    with coprep.DataLoader(pipeline, 4, timeout=TIMEOUT, **options) as loader:
+        assert sorted(ids(loader)) == list(range(COUNT))
+    assert coordinator_pid() == listed_by
 
 
 @pytest.mark.parametrize(
