@@ -88,7 +88,10 @@ fn wav(bytes: &[u8]) -> Result<AudioStream<'_>, Error> {
                     &bytes[body..bytes.len().min(body + length)],
                 )?)
             }
-            b"ds64" => long_size = array(bytes, body + 8).map(u64::from_le_bytes),
+            // Programs that write into a pipe leave zeros there.
+            b"ds64" if array(bytes, body) != Some([0; 16]) => {
+                long_size = array(bytes, body + 8).map(u64::from_le_bytes);
+            }
             b"data" => {
                 let format =
                     format.ok_or_else(|| error::damaged("it has no format before its samples"))?;

@@ -80,6 +80,25 @@ fn a_sample_is_the_same_from_its_file_and_from_its_decoded_form() {
 }
 
 #[test]
+fn an_rf64_that_was_written_into_a_pipe_has_samples_up_to_its_end() {
+    let closed = wav(700, 16_000);
+    let (format, samples) = (&closed[12..40], &closed[44..]);
+    let unknown = u32::MAX.to_le_bytes();
+    let piped = |magic: &[u8]| {
+        let sizes = [0; 28];
+        let head = [magic, &unknown, b"WAVEds64\x1c\0\0\0", &sizes].concat();
+        [&head, format, &unknown, samples].concat()
+    };
+    let ops = [DECODE, Op::Crop { samples: 700 }];
+    let pipeline = Pipeline::compile(&ops).expect("valid");
+    let expected = prepare(&pipeline, &closed, 0).expect("it is whole");
+    for magic in [b"RF64", b"BW64"] {
+        let audio = prepare(&pipeline, &piped(magic), 0);
+        assert!(audio.expect("it is whole") == expected);
+    }
+}
+
+#[test]
 fn damaged_bytes_give_a_sample_or_one_error() {
     let ops = [
         DECODE,

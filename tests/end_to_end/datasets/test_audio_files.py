@@ -203,6 +203,9 @@ FILES: dict[str, Row] = {
         ),
         SAMPLES,
     ),
+    "RF64 into a pipe": Row(
+        riff(chunk(b"ds64", bytes(28)), fmt(), chunk(b"data", DATA, UNKNOWN), magic=b"RF64", size=UNKNOWN), SAMPLES
+    ),
     "RF64 without ds64": Row(riff(fmt(), chunk(b"data", DATA, UNKNOWN), magic=b"RF64", size=UNKNOWN), SAMPLES),
     "RIFX": Row(riff(fmt(), chunk(b"data", DATA), magic=b"RIFX"), "not a known audio format"),
     "AVI": Row(riff(fmt(), chunk(b"data", DATA), form=b"AVI "), "not a known audio format"),
