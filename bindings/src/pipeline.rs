@@ -1,11 +1,13 @@
 //! Sources and operators, for Python.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coprep_client::control;
 use coprep_protocol::array_files;
-use coprep_protocol::dataset_path;
+use coprep_protocol::dataset_path::{self, bytes_of};
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_protocol::message::Describe;
 use coprep_protocol::operators::{audio_rate, check_next, check_source};
@@ -83,11 +85,11 @@ fn resolved(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Vec<String>> {
         .collect();
     let mut local = py.detach(|| dataset_path::files(&local))?.into_iter();
     let next = |url: Option<String>| match url {
-        Some(url) => Ok(url),
+        Some(url) => url,
         // There is one resolved path for each that is no URL.
-        None => text(local.next().unwrap_or_default()),
+        None => dataset_path::text_of(&local.next().unwrap_or_default()),
     };
-    urls.into_iter().map(next).collect()
+    Ok(urls.into_iter().map(next).collect())
 }
 
 /// Returns the absolute path of a folder, or its URL in its one spelling.
@@ -697,7 +699,9 @@ impl PyPipeline {
             Source::AudioFolder { root } => ("audio_folder", (root,).into_pyobject(py)?),
             Source::Files(list) => {
                 let labels = (!list.labels.is_empty()).then_some(&list.labels);
-                ("files", (&list.paths, labels).into_pyobject(py)?)
+                let path = |text: &String| OsString::from_vec(bytes_of(text).into_owned());
+                let paths: Vec<OsString> = list.paths.iter().map(path).collect();
+                ("files", (paths, labels).into_pyobject(py)?)
             }
             Source::TarShards(list) => (
                 "web_dataset",

@@ -132,7 +132,7 @@ def AudioFolder(root: Path, *, credential_provider: CredentialProvider | None = 
 
 
 def Files(  # noqa: N802
-    paths: Iterable[Path],
+    paths: Iterable[Path | bytes],
     labels: Iterable[int] | None = None,
     *,
     credential_provider: CredentialProvider | None = None,
@@ -140,7 +140,7 @@ def Files(  # noqa: N802
     """Returns files by path: images, audio, or ``.npy`` arrays. A sample's id is its position in the list.
 
     Args:
-        paths: the files, or their URLs: ``s3://``, ``gs://``, ``az://``, ``hf://``, ``http(s)://``.
+        paths: the files, of any names, or their URLs: ``s3://``, ``gs://``, ``az://``, ``hf://``, ``http(s)://``.
         labels: one integer for each path; 0 for all if left out.
         credential_provider: makes the credentials of the store, as for :func:`ImageFolder`.
 
@@ -150,7 +150,7 @@ def Files(  # noqa: N802
     if isinstance(paths, (str, bytes, os.PathLike)):
         # The characters of a text would be taken for paths.
         raise TypeError(f"paths must be a list of paths, not {paths!r}: write [{paths!r}], or coprep.ImageFolder(...)")
-    listed = _coprep.files([os.fspath(p) for p in paths], None if labels is None else [_label(x) for x in labels])
+    listed = _coprep.files([os.fsdecode(p) for p in paths], None if labels is None else [_label(x) for x in labels])
     return _provided(listed, credential_provider)
 
 

@@ -8,7 +8,7 @@ use parquet::data_type::{ByteArray, DataType};
 use parquet::errors::{ParquetError, Result};
 use parquet::schema::types::ColumnDescPtr;
 
-use crate::columns::is_unsigned;
+use crate::columns::{is_unsigned, narrowed};
 use crate::fault::guarded;
 use crate::pages::BoundedPages;
 
@@ -56,25 +56,17 @@ impl ChunkPlace {
         column: &ColumnDescPtr,
         most: u64,
     ) -> std::result::Result<Vec<Option<i64>>, String> {
-        let is_unsigned = is_unsigned(column);
-        let widened = move |value: i32| {
-            if is_unsigned {
-                i64::from(value.cast_unsigned())
-            } else {
-                i64::from(value)
-            }
-        };
         guarded(|| {
             let spread = match self.reader(chunk, column, most)? {
                 ColumnReader::Int64ColumnReader(reader) => {
                     let values = Values::read(reader, column, self.rows)?;
-                    if is_unsigned && values.values.iter().any(|&value| value < 0) {
+                    if is_unsigned(column) && values.values.iter().any(|&value| value < 0) {
                         return Err(ParquetError::General("a number exceeds 2^63 - 1".into()));
                     }
                     values.spread(|value| value)
                 }
                 ColumnReader::Int32ColumnReader(reader) => {
-                    Values::read(reader, column, self.rows)?.spread(widened)
+                    Values::read(reader, column, self.rows)?.spread(|value| narrowed(value, column))
                 }
                 ColumnReader::BoolColumnReader(reader) => {
                     Values::read(reader, column, self.rows)?.spread(i64::from)

@@ -113,6 +113,18 @@ pub(crate) fn is_unsigned(column: &ColumnDescriptor) -> bool {
     )
 }
 
+/// Returns the number that is stored in 32 bits. A number beyond the column's type has its lower bits alone, as in pyarrow.
+pub(crate) fn narrowed(stored: i32, column: &ColumnDescriptor) -> i64 {
+    match column.converted_type() {
+        ConvertedType::UINT_8 => i64::from(stored as u8),
+        ConvertedType::UINT_16 => i64::from(stored as u16),
+        ConvertedType::UINT_32 => i64::from(stored as u32),
+        ConvertedType::INT_8 => i64::from(stored as i8),
+        ConvertedType::INT_16 => i64::from(stored as i16),
+        _ => i64::from(stored),
+    }
+}
+
 /// Returns the type of a column for people.
 fn kind(column: &ColumnDescriptor) -> String {
     match column.logical_type_ref() {
@@ -137,7 +149,7 @@ pub(crate) fn only_label(
         Statistics::Int64(s) => s.min_opt().filter(|min| Some(*min) == s.max_opt()).copied(),
         Statistics::Int32(s) => {
             let only = s.min_opt().filter(|min| Some(*min) == s.max_opt());
-            only.copied().map(i64::from)
+            only.map(|&only| narrowed(only, column))
         }
         _ => None,
     }

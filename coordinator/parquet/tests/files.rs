@@ -8,9 +8,9 @@ use coprep_parquet::{MOST_CHUNK, OpenParquet, ReadFailure, open, open_within};
 use coprep_protocol::spec::ParquetFiles;
 use coprep_storage::{Error, ErrorKind, ObjectTable, local_identity};
 use parquet::basic::{
-    Compression, ConvertedType, Encoding, GzipLevel, Type as PhysicalType, ZstdLevel,
+    Compression, ConvertedType, Encoding, GzipLevel, Repetition, Type as PhysicalType, ZstdLevel,
 };
-use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+use parquet::data_type::{ByteArray, ByteArrayType, Int32Type, Int64Type};
 use parquet::file::metadata::{
     ColumnChunkMetaData, KeyValue, ParquetMetaDataReader, ParquetMetaDataWriter, RowGroupMetaData,
     RowGroupMetaDataBuilder,
@@ -346,6 +346,57 @@ fn dates_and_times_of_older_writers_are_no_labels() {
         let text = Files::of(&[file.into_inner().unwrap()]).refused("image", Some("label"));
         let said = format!("holds {converted:?}, and labels are integers").to_lowercase();
         assert!(text.contains(&said), "{said}: {text}");
+    }
+}
+
+/// Returns the labels of a file whose column of labels has a type, and these numbers stored in 32 bits.
+fn labels_of_type(converted: ConvertedType, stored: &[i32]) -> Vec<i64> {
+    let field = |name, physical, converted| {
+        let field = SchemaType::primitive_type_builder(name, physical)
+            .with_converted_type(converted)
+            .with_repetition(Repetition::REQUIRED);
+        Arc::new(field.build().unwrap())
+    };
+    let fields = vec![
+        field("image", PhysicalType::BYTE_ARRAY, ConvertedType::NONE),
+        field("label", PhysicalType::INT32, converted),
+    ];
+    let schema = SchemaType::group_type_builder("m").with_fields(fields);
+    let schema = Arc::new(schema.build().unwrap());
+    let mut file = SerializedFileWriter::new(Vec::new(), schema, Arc::default()).unwrap();
+    let mut group = file.next_row_group().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let images = vec![ByteArray::from("x"); stored.len()];
+    let typed = column.typed::<ByteArrayType>();
+    typed.write_batch(&images, None, None).unwrap();
+    column.close().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let typed = column.typed::<Int32Type>();
+    typed.write_batch(stored, None, None).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    let files = Files::of(&[file.into_inner().unwrap()]);
+    files.open("image", Some("label")).unwrap().0.labels
+}
+
+#[test]
+fn a_label_beyond_its_type_has_the_lower_bits_as_in_pyarrow() {
+    let stored = [0x0f00_0001, 0x1234_5678, 0xff, -1, 7];
+    for (converted, expected) in [
+        (ConvertedType::UINT_8, [1, 0x78, 255, 255, 7]),
+        (ConvertedType::UINT_16, [1, 0x5678, 255, 65_535, 7]),
+        (ConvertedType::INT_8, [1, 0x78, -1, -1, 7]),
+        (ConvertedType::INT_16, [1, 0x5678, 255, -1, 7]),
+        (
+            ConvertedType::UINT_32,
+            [0x0f00_0001, 0x1234_5678, 255, 0xffff_ffff, 7],
+        ),
+        (ConvertedType::NONE, [0x0f00_0001, 0x1234_5678, 255, -1, 7]),
+    ] {
+        assert_eq!(labels_of_type(converted, &stored), expected, "{converted}");
+        // Statistics tell the label of a group with one class.
+        let only = labels_of_type(converted, &stored[..1]);
+        assert_eq!(only, expected[..1], "{converted}");
     }
 }
 

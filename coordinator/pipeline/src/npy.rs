@@ -54,43 +54,90 @@ pub(crate) fn header(head: &[u8]) -> Result<NpyHeader, Error> {
         .get(..length)
         .and_then(|text| std::str::from_utf8(text).ok());
     let text = text.ok_or_else(|| error::damaged("its header is cut short or no text"))?;
-    let is_fortran = value(text, "fortran_order")?.starts_with("True");
-    let shape = shape(value(text, "shape")?)?;
+    let entries = Entries::of(text)?;
+    let is_fortran = match entries.value("fortran_order")? {
+        "True" => true,
+        "False" => false,
+        other => {
+            let what = format!("its header has a fortran_order of {other:.20}, not True or False");
+            return Err(error::damaged(what));
+        }
+    };
+    let shape = shape(entries.value("shape")?)?;
     if is_fortran && !has_one_dimension(&shape) {
         return Err(error::unsupported(
             "an array in Fortran order (write it anew by np.save(path, np.ascontiguousarray(array)))",
         ));
     }
     Ok(NpyHeader {
-        dtype: dtype(value(text, "descr")?)?,
+        dtype: dtype(entries.value("descr")?)?,
         shape,
         data_at,
     })
 }
 
-/// Returns the text from the value of a key on. The header is a literal of a Python dict with three keys, whose quotes
-/// are single where NumPy writes it and double in some other programs.
-fn value<'a>(text: &'a str, key: &str) -> Result<&'a str, Error> {
-    let behind = |quote: char| Some(text.split_once(&format!("{quote}{key}{quote}"))?.1);
-    let colon = behind('\'').or_else(|| behind('"')).map(str::trim_start);
-    colon
-        .and_then(|rest| rest.strip_prefix(':'))
-        .map(str::trim_start)
-        .ok_or_else(|| error::damaged(format!("its header has no {key}")))
+/// Keys of a header, and the texts of their values. The header is a literal of a Python dict.
+struct Entries<'a>(Vec<(&'a str, &'a str)>);
+
+impl<'a> Entries<'a> {
+    fn of(header: &'a str) -> Result<Self, Error> {
+        let wrong = || error::damaged("its header is no dict of Python");
+        let inside = header.trim().strip_prefix('{');
+        let inside = inside.and_then(|rest| rest.strip_suffix('}'));
+        let mut rest = inside.ok_or_else(wrong)?.trim_start();
+        let mut entries = Vec::new();
+        while !rest.is_empty() {
+            let (key, behind) = quoted(rest).ok_or_else(wrong)?;
+            let value = behind.trim_start().strip_prefix(':').ok_or_else(wrong)?;
+            if !["descr", "fortran_order", "shape"].contains(&key) {
+                let what = format!("its header has a key {key:.20}, which no array has");
+                return Err(error::damaged(what));
+            }
+            let (value, behind) = value.split_at(end_of_value(value));
+            entries.push((key, value.trim()));
+            rest = behind.strip_prefix(',').unwrap_or_default().trim_start();
+        }
+        Ok(Entries(entries))
+    }
+
+    /// Returns the value of a key: the last one, if it is there twice.
+    fn value(&self, key: &str) -> Result<&'a str, Error> {
+        let found = self.0.iter().rev().find(|entry| entry.0 == key);
+        let value = found.map(|entry| entry.1);
+        value.ok_or_else(|| error::damaged(format!("its header has no {key}")))
+    }
 }
 
-/// Returns the text of a literal in either kind of quotes, which Python 2 may begin with a `u`.
-fn quoted(value: &str) -> Option<&str> {
-    let value = value.strip_prefix('u').unwrap_or(value);
-    let quote = value
+/// Returns the offset of the comma behind the value that a text begins with. Those in texts and brackets are parts of it.
+fn end_of_value(text: &str) -> usize {
+    let (mut depth, mut open_quote) = (0, None);
+    for (at, c) in text.char_indices() {
+        match (open_quote, c) {
+            (Some(quote), _) if c == quote => open_quote = None,
+            (Some(_), _) => {}
+            (None, '\'' | '"') => open_quote = Some(c),
+            (None, '(' | '[' | '{') => depth += 1,
+            (None, ')' | ']' | '}') => depth -= 1,
+            (None, ',') if depth == 0 => return at,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// Splits a text behind the literal that it begins with, and returns the content of that. Its quotes are single where NumPy
+/// writes it, and double in some other programs. Python 2 may write a `u` before them.
+fn quoted(text: &str) -> Option<(&str, &str)> {
+    let text = text.strip_prefix('u').unwrap_or(text);
+    let quote = text
         .chars()
         .next()
         .filter(|quote| matches!(quote, '\'' | '"'))?;
-    Some(value[1..].split_once(quote)?.0)
+    text[1..].split_once(quote)
 }
 
 fn dtype(value: &str) -> Result<Dtype, Error> {
-    let Some(name) = quoted(value) else {
+    let Some((name, "")) = quoted(value) else {
         return Err(error::unsupported("an array of a structured type"));
     };
     let (order, kind) = match name.split_at_checked(1) {
@@ -131,18 +178,19 @@ fn dtype(value: &str) -> Result<Dtype, Error> {
 
 fn shape(value: &str) -> Result<Vec<u32>, Error> {
     let wrong = || error::damaged("its header has no valid shape");
-    let inner = value
-        .strip_prefix('(')
-        .and_then(|rest| rest.split_once(')'));
-    let (inner, _) = inner.ok_or_else(wrong)?;
-    let parts = inner
-        .split(',')
-        .map(str::trim)
-        .filter(|part| !part.is_empty());
+    let inner = value.strip_prefix('(');
+    let inner = inner.and_then(|rest| rest.strip_suffix(')'));
+    let parts: Vec<&str> = inner.ok_or_else(wrong)?.split(',').map(str::trim).collect();
+    let parts = match &*parts {
+        [""] => &[],
+        // Without a comma the brackets would be those of a number.
+        [_] => return Err(wrong()),
+        [parts @ .., ""] => parts,
+        parts => parts,
+    };
     // Python 2 writes long integers with an `L`.
-    parts
-        .map(|part| part.trim_end_matches('L').parse().map_err(|_| wrong()))
-        .collect()
+    let length = |part: &&str| part.trim_end_matches('L').parse().map_err(|_| wrong());
+    parts.iter().map(length).collect()
 }
 
 fn not_npy(what: &str) -> Error {
@@ -223,6 +271,26 @@ mod tests {
             (dict("[('x', '<f4')]", "False", "(2,)"), "structured"),
             (dict("'<f4'", "False", "(2, -1)"), "no valid shape"),
             (dict("''", "False", "(2,)"), "an array of"),
+            (dict("'<f4'", "1", "(2, 2)"), "fortran_order of 1,"),
+            (
+                dict("'<f4'", "'True'", "(2, 2)"),
+                "fortran_order of 'True',",
+            ),
+            (
+                dict("'<f4'", "Truest", "(2, 2)"),
+                "fortran_order of Truest,",
+            ),
+            (dict("'<f4'", "False", "(2, 2), 'x': 1"), "a key x"),
+            (dict("'<f4'", "False", "(2)"), "no valid shape"),
+            (dict("'<f4'", "False", "(2,),"), "no dict"),
+            (dict("'<f4'", "False", "(2, 2)} x {"), "no valid shape"),
+            (
+                file(
+                    1,
+                    "{'x': \"'shape': (2,)\", 'descr': '<f4', 'fortran_order': False}",
+                ),
+                "a key x",
+            ),
         ] {
             let message = header(&file).expect_err("it is refused").to_string();
             assert!(message.contains(part), "{message}");

@@ -167,6 +167,10 @@ fn a_file_of_another_format_is_no_tokens() {
         let head = [date, version, 100].map(u32::to_le_bytes).concat();
         [&head[..], &[0; 1012], &vec![9; 100 * item]].concat()
     };
+    let mut tar = [0; 1024];
+    tar[..5].copy_from_slice(b"x.bin");
+    tar[148..156].copy_from_slice(b"002556\0 ");
+    tar[257..265].copy_from_slice(b"ustar\x0000");
     for (file, part) in [
         (
             npy_tokens("<u2", "False", "(3, 4)"),
@@ -186,6 +190,58 @@ fn a_file_of_another_format_is_no_tokens() {
         (
             b"MMIDIDX\0\0\x01\0\0\0\0\0\0\0\x08...".to_vec(),
             "give the .bin file",
+        ),
+        (tar.to_vec(), "a tar file"),
+        (
+            b"\xfd7zXZ\0\0\x04\xe6\xd6\xb4F\x02\0!\x01\x16".to_vec(),
+            "an xz file",
+        ),
+        (b"BZh91AY&SY~\xfb6\xb9".to_vec(), "a bzip2 file"),
+        (b"BZh9\x17rE8P\x90\0\0\0\0".to_vec(), "a bzip2 file"),
+        (
+            b"\x04\"M\x18h@\x07\0\0\0\0\0\0\0\xb0\x07\0\0\x80.......\0\0\0\0".to_vec(),
+            "an LZ4 file",
+        ),
+        (
+            b"\x04\"M\x18d@\xa7\x07\0\0\x80.......\0\0\0\0....".to_vec(),
+            "an LZ4 file",
+        ),
+        (
+            b"ARROW1\0\0....\x04\0\0\0ARROW1".to_vec(),
+            "an Arrow or Feather file",
+        ),
+        (
+            b"FEA1....\x04\0\0\0FEA1".to_vec(),
+            "an Arrow or Feather file",
+        ),
+        (
+            b"\xff\xff\xff\xff\x18\0\0\0\x10\0\0\0\0\0\x0a\0\x0c\0\x06\0\x05\0\x08\0\x0a\0\0\0\0\x01\x04\0".to_vec(),
+            "an Arrow or Feather file",
+        ),
+        (
+            b"\x89HDF\r\n\x1a\n\0\0\0\0\0\x08\x08\0".to_vec(),
+            "an HDF5 file",
+        ),
+        (
+            b"\x89HDF\r\n\x1a\n\x03\x08\x08\0".to_vec(),
+            "an HDF5 file",
+        ),
+        (b"\x80\x02]q\0(K\0K\x01e.".to_vec(), "a pickle"),
+        (
+            b"\x80\x03cnumpy._core.multiarray\n_reconstruct\nq\0.".to_vec(),
+            "a pickle",
+        ),
+        (
+            b"\x80\x04\x95\x0a\0\0\0\0\0\0\0C\x06abcdef\x94.".to_vec(),
+            "a pickle",
+        ),
+        (
+            b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.....".to_vec(),
+            "a pickle",
+        ),
+        (
+            b"\x40\0\0\0\0\0\0\0{\"tokens\":{\"dtype\":\"U16\",\"shape\":[2],\"data_offsets\":[0,4]}}     ....".to_vec(),
+            "a safetensors file",
         ),
         (llm_c(20_240_520, 1, 2), "pass offset=1024"),
         (llm_c(20_240_801, 7, 4), "pass offset=1024"),

@@ -109,7 +109,10 @@ fn a_jpeg_cut_behind_the_wanted_part_is_an_error_all_the_same() {
             .collect::<Vec<_>>()
     };
     assert!(visits(&file).iter().all(Option::is_none));
-    for error in visits(&file[..file.len() - 20]) {
+    // Like torchvision. Pillow takes other bytes behind the scan for its end, also where pixels lack.
+    let zeros_behind = [&file[..file.len() - 2], &[0; 100]].concat();
+    let cut = [visits(&file[..file.len() - 20]), visits(&zeros_behind)];
+    for error in cut.into_iter().flatten() {
         assert_says(&error.unwrap(), ErrorKind::Damaged, &["cut short"]);
     }
 }

@@ -1,12 +1,15 @@
 //! Folders of classes and lists of files, in torchvision's order.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use coprep_object_server::{Faults, ObjectServer};
 use coprep_pipeline::{Dataset, Error, ErrorKind};
+use coprep_protocol::dataset_path::text_of;
 use coprep_protocol::spec::{FileList, Source};
 use coprep_storage::Stores;
 use tempfile::TempDir;
@@ -193,6 +196,18 @@ fn a_file_is_fetched_whole_or_by_its_head() {
     let mut buffer = vec![0; long.len()];
     dataset.fetch_into(1, &mut buffer).unwrap();
     assert!(buffer == long);
+}
+
+#[test]
+fn a_file_whose_name_is_no_text_is_read_by_its_path() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join(OsStr::from_bytes(b"\xff\xe4.jpg"));
+    fs::write(&path, "content").unwrap();
+    let dataset = list(&[&text_of(&path)], &[]).unwrap();
+    assert_eq!(dataset.path(0), path);
+    let mut bytes = Vec::new();
+    dataset.fetch(0, &mut bytes).unwrap();
+    assert_eq!(bytes, b"content");
 }
 
 #[test]

@@ -4,8 +4,11 @@
 //! caches are told apart by the text of the path, so every path is resolved where a person or a script names it. That
 //! happens in the caller's process, because only there do relative paths and mounts have the caller's meaning.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt::Write;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Most folders that [`files`] resolves. Each costs some system calls, which on a network file system are round trips.
@@ -62,6 +65,45 @@ pub fn files(paths: &[PathBuf]) -> io::Result<Vec<PathBuf>> {
         path
     };
     Ok(paths.iter().map(in_resolved).collect())
+}
+
+/// Returns a path as text, because messages carry text. A zero and two hexadecimal digits stand for each byte that is no
+/// UTF-8: no path holds a zero.
+#[must_use]
+pub fn text_of(path: &Path) -> String {
+    if let Some(text) = path.to_str().filter(|text| !text.contains('\0')) {
+        return text.to_owned();
+    }
+    let mut text = String::new();
+    for chunk in path.as_os_str().as_bytes().utf8_chunks() {
+        // The file system refuses a path with a zero, and it must not be taken for the sign of another byte until then.
+        text.push_str(&chunk.valid().replace('\0', "\x0000"));
+        for byte in chunk.invalid() {
+            let _ = write!(text, "\0{byte:02x}");
+        }
+    }
+    text
+}
+
+/// Returns the bytes of the path that [`text_of`] gave a text for.
+#[must_use]
+pub fn bytes_of(text: &str) -> Cow<'_, [u8]> {
+    let Some((before, escaped)) = text.split_once('\0') else {
+        return Cow::Borrowed(text.as_bytes());
+    };
+    let mut bytes = before.as_bytes().to_vec();
+    for part in escaped.split('\0') {
+        let byte = part.get(..2).map(|hex| u8::from_str_radix(hex, 16));
+        match byte {
+            Some(Ok(byte)) => {
+                bytes.push(byte);
+                bytes.extend(&part.as_bytes()[2..]);
+            }
+            // It is no text of a path. No file has such a name.
+            _ => bytes.extend([b"\0", part.as_bytes()].concat()),
+        }
+    }
+    Cow::Owned(bytes)
 }
 
 /// Returns the folder `level` steps above the one that a file lies in.
@@ -172,6 +214,23 @@ mod tests {
         let expected = ["a.jpg", "b.jpg", "c.jpg", "sub/d.jpg"].map(|name| data.join(name));
         assert_eq!(files(&named).expect("all is well"), expected);
         assert!(files(&[PathBuf::new()]).is_err());
+    }
+
+    #[test]
+    fn a_path_comes_back_from_its_text_whatever_its_bytes() {
+        for (bytes, text) in [
+            (&b"/a/b.jpg"[..], "/a/b.jpg"),
+            ("/a/\u{fffd}\u{e4}.jpg".as_bytes(), "/a/\u{fffd}\u{e4}.jpg"),
+            (b"/\xff\xe4/b\xe4", "/\0ff\0e4/b\0e4"),
+            (b"/a\0ff\xe4", "/a\x0000ff\0e4"),
+        ] {
+            let path = Path::new(std::ffi::OsStr::from_bytes(bytes));
+            assert_eq!(text_of(path), text);
+            assert_eq!(*bytes_of(text), *bytes);
+        }
+        for text in ["a\0", "a\0x", "\0\u{e4}", "\0\0"] {
+            assert_eq!(*bytes_of(text), *text.as_bytes());
+        }
     }
 
     #[test]

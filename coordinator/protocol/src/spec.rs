@@ -171,7 +171,8 @@ pub struct WorkingDirectory {
 /// Image files by path, with one label each.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
 pub struct FileList {
-    /// Absolute paths, or URLs. The position of a path is the sample id.
+    /// Absolute paths, by [`dataset_path::text_of`](crate::dataset_path::text_of), or URLs. The position of a path is the
+    /// sample id.
     pub paths: Vec<String>,
     /// One label per path, or empty (then every label is 0).
     pub labels: Vec<i64>,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -69,6 +70,22 @@ def one_cache() -> dict[str, Any]:
 
 
 # The spelling of a path.
+
+
+def test_files_are_read_whatever_the_bytes_of_their_names(data: Path, tmp_path: Path, socket_path: Path) -> None:
+    names = [b"\xff\xe4.jpg", "ä.jpg".encode(), b"a.jpg"]
+    paths = [os.path.join(os.fsencode(tmp_path), name) for name in names]
+    for path, image in zip(paths, sorted(data.rglob("*.jpg")), strict=False):
+        os.symlink(image, path)
+    texts = [os.fsdecode(path) for path in paths]
+    pipelines = [random_crop(coprep.Files(named).decode()) for named in (paths, texts, [Path(text) for text in texts])]
+    pipelines.append(pickle.loads(pickle.dumps(pipelines[0])))
+    assert all(pipeline == pipelines[0] for pipeline in pipelines)
+    with loader(pipelines[0]) as train:
+        assert sorted(ids(train)) == [0, 1, 2]
+    os.unlink(paths[0])
+    with pytest.raises(coprep.SampleError, match=r"\ufffd\ufffd\.jpg"), loader(pipelines[0]) as train:
+        ids(train)
 
 
 def test_however_a_folder_is_named_its_jobs_share(spellings: list[str], socket_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import pickle
 import tarfile
 from pathlib import Path
@@ -81,6 +83,12 @@ def test_files_of_other_formats_are_not_taken_for_tokens(
     np.savez(folder / "plain.npz", files[0])
     np.savez_compressed(folder / "compressed.npz", files[0])
     (folder / "a.bin.gz").write_bytes(gzip.compress(files[0].tobytes()))
+    (folder / "a.bin.xz").write_bytes(lzma.compress(files[0].tobytes()))
+    (folder / "a.bin.bz2").write_bytes(bz2.compress(files[0].tobytes()))
+    for protocol in (2, 3, 4, 5):
+        (folder / f"a{protocol}.pkl").write_bytes(pickle.dumps(files[0], protocol))
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        archive.add(folder / "plain.npz", "plain.npz")
     np.save(folder / "rows.npy", files[0].reshape(100, 10))
     server.load("bucket", "tokens", folder)
     for root in (str(tmp_path), "s3://bucket"):
@@ -88,6 +96,10 @@ def test_files_of_other_formats_are_not_taken_for_tokens(
             ("plain.npz", "a zip file"),
             ("compressed.npz", "a zip file"),
             ("a.bin.gz", "a gzip file"),
+            ("a.bin.xz", "an xz file"),
+            ("a.bin.bz2", "a bzip2 file"),
+            *((f"a{protocol}.pkl", "a pickle") for protocol in (2, 3, 4, 5)),
+            ("a.tar", "a tar file"),
             ("rows.npy", r"coprep\.Arrays"),
         ]:
             with pytest.raises(ValueError, match=f"(?s){name}.*{part}"):

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use coprep_protocol::dataset_path::bytes_of;
 use coprep_protocol::dataset_url::DatasetUrl;
 use coprep_storage::{LeftOut, ListEvent, ListedObject, ObjectTable, RemoteStore, Stores};
 
@@ -188,7 +189,7 @@ pub(super) fn push_files(
     let listed = ListedFiles::find(&urls, stores)?;
     for (path, url) in paths.iter().zip(&urls) {
         match url {
-            None => objects.push_file(&[path.as_bytes()]),
+            None => objects.push_file(&[&bytes_of(path)]),
             Some(url) => {
                 let store = stores.of(url).map_err(Error::from_lower)?;
                 objects.push_object(&store, &url.key, listed.get(url));
