@@ -198,7 +198,7 @@ def _found(named: Mapping[str, Any], dataset: Any, private: list[Private]) -> tu
 def _all_parts(named: Mapping[str, Any], private: list[Private]) -> list[Part]:
     """Returns the identity of objects with all modules of the user's."""
     hasher = Hasher(private)
-    parts = [(name, hasher.named(name, value)) for name, value in named.items()]
+    parts = [(name, hasher.named(name, value)) for name, value in {**named, "environment": os.environ}.items()]
     for module in sorted(filter(is_users, list(sys.modules))):
         members = {name: value for name, value in vars(sys.modules[module]).items() if name[:2] != "__"}
         classes = {name: dict(vars(value)) for name, value in members.items() if isinstance(value, type)}

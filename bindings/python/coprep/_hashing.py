@@ -6,6 +6,7 @@ same object. Functions and classes count by their name, and functions by what th
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import copyreg
 import functools
@@ -273,6 +274,9 @@ class Hasher:
         yield contextvars.ContextVar, lambda obj: b"x" + self.plain((obj.name, _value_in_context(obj)))
         yield threading.local, self._thread_local
         yield os._Environ, lambda obj: b"e" + self.plain(environment_of(obj))
+        omegaconf: Any = sys.modules.get("omegaconf")
+        if hasattr(omegaconf, "Container"):
+            yield omegaconf.Container, self._configuration
         torch: Any = sys.modules.get("torch")
         if hasattr(torch, "Tensor"):
             yield torch.Tensor, self._tensor
@@ -282,6 +286,13 @@ class Hasher:
 
     def _generator(self, generator: Any) -> bytes | None:
         return b"R" + _hash(kind_of(generator).encode()) if is_seeded(generator) else None
+
+    def _configuration(self, container: Any) -> bytes | None:
+        # A part of a configuration is pickled with all of it, and a value that is written as ``${...}`` unresolved.
+        to_container = sys.modules["omegaconf"].OmegaConf.to_container
+        with contextlib.suppress(Exception):
+            return b"o" + self.plain((type(container), to_container(container, resolve=True)))
+        return None
 
     def _torch_generator(self, generator: Any) -> bytes:
         state = None if is_seeded(generator) else generator.get_state()

@@ -232,22 +232,42 @@ def _installed() -> tuple[str, ...]:
 
 @functools.cache
 def _is_users_file(file: str) -> bool:
-    path = os.path.abspath(file)
-    if path.startswith(_installed()) or os.path.realpath(path).startswith(_installed()):
-        return False
-    return not {"site-packages", "dist-packages"} & set(path.split(os.sep))
+    path, real = os.path.abspath(file), os.path.realpath(file)
+    is_installed = path.startswith(_installed()) or real.startswith(_installed())
+    if not is_installed and not {"site-packages", "dist-packages"} & set(path.split(os.sep)):
+        return True
+    return real in _of_projects() and not real.startswith(os.path.join(os.path.dirname(os.path.realpath(__file__)), ""))
+
+
+@functools.cache
+def _of_projects() -> frozenset[str]:
+    """Returns the files of packages that were installed from a folder, as by ``pip install .`` (PEP 610).
+
+    Conda builds nearly all packages so, and leaves no other trace of it.
+    """
+    found: set[str] = set()
+    for one in importlib.metadata.distributions():
+        origin = one.read_text("direct_url.json") or ""
+        if '"dir_info"' in origin and (one.read_text("INSTALLER") or "").strip() != "conda":
+            found.update(os.path.realpath(str(one.locate_file(file))) for file in one.files or ())
+    return frozenset(found)
 
 
 @functools.cache
 def _version(package: str) -> str | None:
     try:
-        return importlib.metadata.version(package)
+        return _version_of(importlib.metadata.distribution(package))
     except importlib.metadata.PackageNotFoundError:
         # The distribution has another name, as Pillow's has. The result must not depend on whether the package is
         # imported.
         found = filter(_has(package), importlib.metadata.distributions())
-        versions = sorted({f"{one.metadata['Name']} {one.version}" for one in found})
+        versions = sorted({f"{one.metadata['Name']} {_version_of(one)}" for one in found})
         return "\n".join(versions) or None
+
+
+def _version_of(distribution: importlib.metadata.Distribution) -> str:
+    # The file says from which commit or archive it was installed, if not from an index.
+    return distribution.version + (distribution.read_text("direct_url.json") or "")
 
 
 def _has(package: str) -> Callable[[importlib.metadata.Distribution], bool]:

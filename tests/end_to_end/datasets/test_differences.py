@@ -388,3 +388,29 @@ class Together:
 
 def test_what_workers_ask_an_instance_for_counts() -> None:
     assert fingerprint({"dataset": Passing(Together(1))}) != fingerprint({"dataset": Passing(Together(2))})
+
+
+def resolved(size: int) -> Any:
+    """Returns a dataset that reads a part of a configuration, whose values lie elsewhere."""
+    omegaconf = pytest.importorskip("omegaconf")
+    os.environ["OWN_SIZE"] = str(size)
+    config = {"lr": size, "size": 10 * size, "data": {"size": "${size}", "crop": "${oc.env:OWN_SIZE}"}}
+    return omegaconf.OmegaConf.create(config).data
+
+
+def test_a_part_of_a_configuration_counts_by_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    omegaconf = pytest.importorskip("omegaconf")
+    monkeypatch.setenv("OWN_SIZE", "")
+    names = []
+    for key, value in {"lr": 7, "size": 8}.items():
+        first, second = resolved(1), resolved(1)
+        second._get_root()[key] = value
+        datasets = [Reads(held, omegaconf.OmegaConf.to_container) for held in (first, second)]
+        names.append((key, fingerprint({"dataset": datasets[0]}) == fingerprint({"dataset": datasets[1]})))
+    assert names == [("lr", True), ("size", False)]
+    parts = []
+    for variable in ("1", "2"):
+        held = resolved(1)
+        os.environ["OWN_SIZE"] = variable
+        parts.append(fingerprint({"dataset": Reads(held, omegaconf.OmegaConf.to_container)}))
+    assert parts[0] != parts[1]

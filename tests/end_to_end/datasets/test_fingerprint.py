@@ -818,6 +818,40 @@ def test_a_package_counts_the_same_before_it_is_imported(tmp_path: Path) -> None
     assert differing(parts, printed(tmp_path, f"import PIL.Image\n{lazy}", 2)) == []
 
 
+def installed(tmp_path: Path, origin: str, installer: str = "pip", size: int = 1, code: str = "") -> Parts:
+    """Returns the identity of a dataset of an installed package whose setting the program has set."""
+    folder = tmp_path / "site-packages"
+    metadata = folder / "my_project-1.0.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (folder / "my_project.py").write_text(
+        "import types\nCFG = types.SimpleNamespace(size=0)\n"
+        f"class Data:\n def __getitem__(self, i):\n  return i * CFG.size{code}\n"
+    )
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my_project\nVersion: 1.0\n")
+    (metadata / "RECORD").write_text("my_project.py,,\n")
+    (metadata / "INSTALLER").write_text(f"{installer}\n")
+    (metadata / "direct_url.json").write_text(origin)
+    script = f"import my_project\nmy_project.CFG.size = {size}\nnamed = {{'dataset': my_project.Data()}}"
+    return printed(tmp_path, script, path=folder)
+
+
+def test_a_package_that_was_installed_from_a_folder_is_the_users(tmp_path: Path) -> None:
+    folder = '{"url": "file:///home/me/project", "dir_info": {}}'
+    assert differing(installed(tmp_path, folder), installed(tmp_path, folder)) == []
+    assert differing(installed(tmp_path, folder), installed(tmp_path, folder, size=2)) == ["my_project.CFG.size"]
+    changed = differing(installed(tmp_path, folder), installed(tmp_path, folder, code=" + 1"))
+    assert "code my_project" in changed
+    assert "package my_project" in installed(tmp_path, folder, installer="conda")
+
+
+def test_a_package_counts_by_the_commit_or_archive_that_it_was_installed_from(tmp_path: Path) -> None:
+    def commit(number: int) -> Parts:
+        return installed(tmp_path, f'{{"url": "ssh://host", "vcs_info": {{"vcs": "git", "commit_id": "{number}"}}}}')
+
+    assert differing(commit(1), commit(1)) == []
+    assert differing(commit(1), commit(2)) == ["package my_project"]
+
+
 def test_long_lists_are_hashed_by_columns() -> None:
     def digest(value: Any) -> bytes:
         return Hasher([]).named("value", value)
