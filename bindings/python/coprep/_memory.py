@@ -52,14 +52,16 @@ class Mappings:
     """The mappings of this process, which are read when they are first needed."""
 
     def __init__(self) -> None:
-        self._all: list[Mapping] | None = None
+        self._lines: list[bytes] | None = None
 
     def at(self, address: int) -> Mapping | None:
         """Returns the mapping that an address lies in."""
-        if self._all is None:
-            self._all = _read()
-        i = bisect.bisect_right(self._all, (address, sys.maxsize)) - 1
-        return self._all[i] if i >= 0 and address < self._all[i].end else None
+        if self._lines is None:
+            self._lines = _lines()
+        # They are in the order of their addresses. There are about a thousand, so that few are parsed.
+        i = bisect.bisect_right(self._lines, address, key=_start) - 1
+        mapping = _parsed(self._lines[i]) if i >= 0 else None
+        return mapping if mapping is not None and address < mapping.end else None
 
     def of_array(self, array: np.ndarray[Any, Any]) -> Mapping | None:
         """Returns the mapping that an array lies in, or ``None`` if the array is the process's own memory."""
@@ -87,15 +89,20 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
     return address
 
 
-def _read() -> list[Mapping]:
-    found = []
+def _lines() -> list[bytes]:
     try:
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            for line in maps:
-                span, modes, offset, _, inode, *path = line.rstrip("\n").split(None, 5)
-                start, _, end = span.partition("-")
-                name = path[0] if path else ""
-                found.append(Mapping(int(start, 16), int(end, 16), modes, int(offset, 16), int(inode), name))
+        with open("/proc/self/maps", "rb") as maps:
+            return maps.read().split(b"\n")[:-1]
     except OSError:
         return []
-    return found
+
+
+def _start(line: bytes) -> int:
+    return int(line[: line.index(b"-")], 16)
+
+
+def _parsed(line: bytes) -> Mapping:
+    span, modes, offset, _, inode, *path = line.split(None, 5)
+    start, _, end = span.partition(b"-")
+    name = os.fsdecode(path[0]) if path else ""
+    return Mapping(int(start, 16), int(end, 16), modes.decode(), int(offset, 16), int(inode), name)
