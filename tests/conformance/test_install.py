@@ -204,6 +204,7 @@ def train(rank=0):
 
 if __name__ == "__main__":
     print(__name__, __file__, sys.argv, sys.path[0], __spec__ and __spec__.name, sys.modules["__main__"].Data is Data)
+    print("__annotations__" in globals())
     exec(sys.argv[1])
 """
 
@@ -231,7 +232,15 @@ def scripts(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "program", [["some folder/train.py"], ["some folder/app"], ["-m", "pkg.train"], ["-m", "missing"], ["missing.py"]]
+    "program",
+    [
+        ["some folder/train.py"],
+        ["some folder/../some folder/./train.py"],
+        ["some folder/app"],
+        ["-m", "pkg.train"],
+        ["-m", "missing"],
+        ["missing.py"],
+    ],
 )
 @pytest.mark.parametrize(
     "code", ["1", "sys.exit(3)", "sys.exit('a message')", "1 / 0", "exec('(')", "import os; os._exit(4)"]
@@ -255,8 +264,8 @@ def test_a_program_shares_and_so_do_processes_that_it_spawns(socket_path: Path, 
     ):
         ran = python("-m", "coprep", "run", "train.py", code, cwd=scripts)
         assert ran.returncode == 0, ran.stderr
-        assert set(ran.stdout.splitlines()[1:]) == {"coprep True"}
-    assert python("train.py", "train()", cwd=scripts).stdout.splitlines()[1:] == ["torch True"]
+        assert set(ran.stdout.splitlines()[2:]) == {"coprep True"}
+    assert python("train.py", "train()", cwd=scripts).stdout.splitlines()[2:] == ["torch True"]
 
 
 def test_installing_before_pytorch_is_imported_imports_nothing(scripts: Path, socket_path: Path) -> None:

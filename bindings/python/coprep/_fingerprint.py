@@ -29,6 +29,7 @@ from coprep._patches import Patches
 from coprep._private import Private
 from coprep._reach import Bounds, Evaluation, Read, reach
 from coprep._reach.memory import is_followed_code, is_plain, is_seeded, seeded
+from coprep._reach.understood import ENVIRONMENT
 from coprep._switches import switches, switches_of
 from coprep._told import Described
 
@@ -163,6 +164,8 @@ class _Known:
         parts = _put_together(parts)
         parts += [(f"code {module}", digest) for module, digest in sorted(_codes(run).items())]
         parts += [*files.parts, *parts_of(hasher.modules), *switched]
+        if files.names_environment:
+            parts.append((ENVIRONMENT, hasher.named(ENVIRONMENT, os.environ)))
         self.uses_directory = _lead_somewhere(hasher, run.strings)
         return _unique(parts)
 
@@ -198,7 +201,7 @@ def _found(named: Mapping[str, Any], dataset: Any, private: list[Private]) -> tu
 def _all_parts(named: Mapping[str, Any], private: list[Private]) -> list[Part]:
     """Returns the identity of objects with all modules of the user's."""
     hasher = Hasher(private)
-    parts = [(name, hasher.named(name, value)) for name, value in {**named, "environment": os.environ}.items()]
+    parts = [(name, hasher.named(name, value)) for name, value in {**named, ENVIRONMENT: os.environ}.items()]
     for module in sorted(filter(is_users, list(sys.modules))):
         members = {name: value for name, value in vars(sys.modules[module]).items() if name[:2] != "__"}
         classes = {name: dict(vars(value)) for name, value in members.items() if isinstance(value, type)}

@@ -107,6 +107,8 @@ class Source(NamedTuple):
 
     digest: bytes
     imports: tuple[Import, ...]
+    names_environment: bool
+    """``True`` if its import may read variables of the environment."""
 
 
 class Sources(NamedTuple):
@@ -117,6 +119,7 @@ class Sources(NamedTuple):
     """Modules of installed packages."""
     present: set[str]
     """Modules that were left out because this process has them already."""
+    names_environment: bool
 
 
 def sources_of(names: Iterable[str], skip_present: bool) -> Sources:
@@ -127,6 +130,7 @@ def sources_of(names: Iterable[str], skip_present: bool) -> Sources:
     found: dict[str, bytes] = {}
     libraries: set[str] = set()
     present: set[str] = set()
+    names_environment = False
     todo, seen = list(names), set(MAINS)
     while todo:
         name = todo.pop()
@@ -148,12 +152,13 @@ def sources_of(names: Iterable[str], skip_present: bool) -> Sources:
             continue
         source = _source(file, _stamp(file))
         found[f"code {name}"] = source.digest
+        names_environment |= source.names_environment
         package = name if spec.submodule_search_locations is not None else parent
         for used in source.imports:
             with contextlib.suppress(ImportError):
                 base = full_name(used, package)
                 todo += [base, *(f"{base}.{member}" for member in used.members)]
-    return Sources(sorted(found.items()), libraries, present)
+    return Sources(sorted(found.items()), libraries, present, names_environment)
 
 
 def full_name(used: Import, package: str | None) -> str:
@@ -184,13 +189,13 @@ def _source(file: str, _: Stamp) -> Source:
         with open(file, "rb") as opened:
             content = opened.read()
     except OSError:  # It lies in an archive.
-        return Source(digest_of(os.fsencode(file)), ())
+        return Source(digest_of(os.fsencode(file)), (), True)
     imports: tuple[Import, ...] = ()
     if file.endswith(".py"):
         # Only Python source has imports to find. The bytes of other files, and of broken source, still count.
         with contextlib.suppress(SyntaxError, ValueError, RecursionError):
             imports = tuple(_imports_in(ast.parse(content, file)))
-    return Source(digest_of(content), imports)
+    return Source(digest_of(content), imports, b"environ" in content or b"getenv" in content)
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:

@@ -45,7 +45,8 @@ def run(arguments: list[str]) -> None:
 
 def run_script(script: str, arguments: list[str]) -> None:
     """Runs a script as ``python script arguments`` does. It stays the main module, so that its classes are found."""
-    path = os.path.abspath(script)
+    # Python, too, leaves dots in it, since they may follow a link.
+    path = os.path.join(os.getcwd(), script)
     sys.argv = [script, *arguments]
     if pkgutil.get_importer(path) is not None:
         # This is a folder or an archive, which contains a module ``__main__``.
@@ -94,6 +95,8 @@ def _code_of(path: str) -> tuple[Any, Any]:
 def _new_main() -> types.ModuleType:
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins)
+    if sys.version_info < (3, 14):
+        main.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = main
     return main
 

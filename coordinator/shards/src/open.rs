@@ -551,9 +551,13 @@ impl<'a> Opening<'a> {
 
 /// Refuses shards of which no sample can be used. Mostly the wrong parts are asked for.
 fn refuse_without_samples(indexes: &[ShardIndex]) -> Result<(), Error> {
-    let left_out = left_out(indexes);
-    if left_out.count() == 0 || indexes.iter().any(|index| index.samples.len() > 0) {
+    if indexes.iter().any(|index| index.samples.len() > 0) {
         return Ok(());
+    }
+    let left_out = left_out(indexes);
+    if left_out.count() == 0 {
+        let what = format!("no shard of {} has a sample: all are empty", indexes.len());
+        return Err(Error::new(ErrorKind::Invalid, what).with_remedy("give shards with samples"));
     }
     let what = format!(
         "no sample can be used, of {}. The first: {}",

@@ -135,6 +135,9 @@ impl SampleTable {
     }
 }
 
+/// Why an archive without samples is left out.
+pub(crate) const NO_SAMPLE: &str = "no member has a name of a key, a dot and an ending";
+
 /// Splits a name into key and ending. Returns `None` for files that belong to no sample.
 fn split_name(name: &[u8]) -> Option<(&[u8], &[u8])> {
     let first = name.split(|&byte| byte == b'/').next().unwrap_or_default();
@@ -181,6 +184,8 @@ pub(crate) struct SampleGrouping<'a> {
     parts: &'a SampleParts,
     current: Option<SampleMembers>,
     done: SampleTable,
+    /// `true` if a member belongs to no sample.
+    has_other_members: bool,
 }
 
 impl<'a> SampleGrouping<'a> {
@@ -189,6 +194,7 @@ impl<'a> SampleGrouping<'a> {
             parts,
             current: None,
             done: SampleTable::default(),
+            has_other_members: false,
         }
     }
 
@@ -200,6 +206,7 @@ impl<'a> SampleGrouping<'a> {
     /// Adds the next member. Returns its content's range if the sample needs the content.
     pub(crate) fn add(&mut self, member: Member) -> Result<Option<WantedContent>, ShardFault> {
         let Some((key, ending)) = split_name(&member.name) else {
+            self.has_other_members = true;
             return Ok(None);
         };
         if self
@@ -262,10 +269,9 @@ impl<'a> SampleGrouping<'a> {
             // Eight zeros for each sample would only make the index larger.
             self.done.checksums = Vec::new();
         }
-        if self.done.len() == 0 && self.done.left_out == 0 {
-            let what =
-                "it has no samples: no member has a name of a key, a dot and an ending".to_owned();
-            return Err(ShardFault::new(what).with_remedy("leave it out of the list"));
+        if self.done.len() == 0 && self.done.left_out == 0 && self.has_other_members {
+            self.done.left_out = 1;
+            self.done.first_left_out = NO_SAMPLE.to_owned();
         }
         Ok(self.done)
     }
@@ -566,10 +572,10 @@ mod tests {
             let alone = table(odd, "jpg;png", Some("cls")).expect(why);
             assert_eq!((alone.len(), alone.left_out), (0, 1), "{why}");
         }
-        let refused = table(&[("readme", "")], "jpg", None).expect_err("there is no sample");
-        assert!(
-            refused.contains("x.tar cannot be used: it has no samples"),
-            "{refused}"
-        );
+        let others = table(&[("readme", "")], "jpg", None).expect("it is whole");
+        assert_eq!((others.len(), others.left_out), (0, 1));
+        assert_eq!(others.first_left_out, NO_SAMPLE);
+        let empty = table(&[], "jpg", None).expect("it is whole");
+        assert_eq!((empty.len(), empty.left_out), (0, 0));
     }
 }

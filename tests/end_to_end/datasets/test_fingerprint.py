@@ -818,6 +818,20 @@ def test_a_package_counts_the_same_before_it_is_imported(tmp_path: Path) -> None
     assert differing(parts, printed(tmp_path, f"import PIL.Image\n{lazy}", 2)) == []
 
 
+def test_a_module_that_is_imported_later_counts_with_the_environment_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "settings.py").write_text("import os\nSIZE = int(os.environ['OWN_SIZE'])\n")
+    (tmp_path / "plain.py").write_text("SIZE = 3\n")
+
+    def parts(module: str, size: int) -> Parts:
+        monkeypatch.setenv("OWN_SIZE", str(size))
+        return printed(tmp_path, f"def f():\n  import {module}\n  return {module}.SIZE\nnamed = {{'f': f}}")
+
+    assert differing(parts("settings", 1), parts("settings", 2)) == ["environment"]
+    assert differing(parts("plain", 1), parts("plain", 2)) == []
+
+
 def installed(tmp_path: Path, origin: str, installer: str = "pip", size: int = 1, code: str = "") -> Parts:
     """Returns the identity of a dataset of an installed package whose setting the program has set."""
     folder = tmp_path / "site-packages"

@@ -126,6 +126,24 @@ def test_samples_of_shards_that_lack_a_part_are_left_out_and_told_once(
     assert not CONTROL.search(str(caught.value))
 
 
+def test_shards_without_samples_keep_nobody_from_the_others(socket_path: Path, folder: Path, tmp_path: Path) -> None:
+    images = [path.read_bytes() for path in sorted(folder.rglob("*.jpg"))[:6]]
+    members = [
+        (f"{i}.{ending}", content)
+        for i, image in enumerate(images)
+        for ending, content in [("jpg", image), ("cls", b"%d" % i)]
+    ]
+    for name, parts in {"empty": [], "full": members, "others": [("readme", b"x")]}.items():
+        write_shard(tmp_path / f"{name}.tar", parts)
+    found, texts = read(coprep.WebDataset(f"{tmp_path}/{{empty,full,others,empty}}.tar"), batch_size=4)
+    assert sorted(found) == sorted([*range(6)] * 2)
+    assert len(texts) == 1 and texts[0].endswith("others.tar, no member has a name of a key, a dot and an ending")
+    with pytest.raises(ValueError, match="no shard of 1 has a sample"):
+        len(coprep.WebDataset(tmp_path / "empty.tar"))
+    with pytest.raises(ValueError, match=r"others\.tar, no member has a name"):
+        len(coprep.WebDataset(tmp_path / "others.tar"))
+
+
 def test_control_characters_of_names_reach_no_terminal(socket_path: Path, tmp_path: Path, folder: Path) -> None:
     images = [path.read_bytes() for path in sorted(folder.rglob("*.jpg"))[:4]]
     root = tmp_path / f"r{ESCAPE}" / "x"
