@@ -53,8 +53,6 @@ class Evaluation:
         """Modules that reached code imports and that are not imported yet."""
         self.strings: dict[str, None] = {}
         """Constants of reached code, which may be relative paths."""
-        self.unresolved: set[str] = set()
-        """Names of attributes and keys that are read from values that are not known."""
         self.codes: dict[tuple[str, str], dict[types.CodeType, None]] = {}
         """Reached code, by module and name."""
         self.functions: dict[int, types.FunctionType] = {}

@@ -62,7 +62,6 @@ class Objects:
             elif isinstance(value, (Box, Text)):
                 found |= self._run.method(name, value) if name in _OF_CONTAINERS else UNKNOWN
             elif value.bit == UNKNOWN:
-                self._run.unresolved.add(name)
                 found |= UNKNOWN
             elif isinstance(value, Bound) and name == "__self__":
                 found |= value.first
@@ -321,9 +320,7 @@ class Objects:
             return self._entries(value, names)
         if isinstance(value, Box) or memory.is_mapping(obj) or is_a(obj, (list, tuple)):
             return self.members(value, "read with an index that is not known")
-        if value.bit == UNKNOWN:
-            self._run.unresolved.update(names or ())
-        elif not isinstance(value, Text):
+        if value.bit != UNKNOWN and not isinstance(value, Text):
             self._run.whole.escape(value.bit, "read with an index, of an object of a library")
         return UNKNOWN
 
