@@ -74,21 +74,38 @@ class Counted:
         self.uses_directory = False
         """``True`` if the objects, or the code that they reach, hold a relative path that leads to something."""
         self._known: _Known | None = None
+        self._generators: dict[int, Any] = {}
+        self._last: list[Part] | None = None
 
     def parts(self, private: list[Private]) -> list[Part]:
         """Returns the identity of the objects in their present state."""
+        if self._last is None:
+            self._has_other_generators()
+        found: list[Private] = []
+        parts = self._parts(found)
+        # A generator that was made since the last time has counted. Looking for it takes longer than all else.
+        if self._last not in (None, parts) and self._has_other_generators():
+            found.clear()
+            parts = self._parts(found)
+        self._last = parts
+        private += found
+        return parts
+
+    def _has_other_generators(self) -> bool:
+        """Looks for generators, and returns whether there are other ones than before."""
         # Workers seed the generators of the dataset and its transform, and these alone.
         roots = {"dataset": self._of_workers, **self.named}
         roots.pop("worker_init_fn", None)
-        with seeded(generators_of(roots).values()):
-            return self._parts(private)
+        before, self._generators = self._generators, {id(one): one for one in generators_of(roots).values()}
+        return before.keys() != self._generators.keys()
 
     def _parts(self, private: list[Private]) -> list[Part]:
         try:
-            known, parts = self._known, None if self._known is None else self._known.parts_now(private)
-            if known is None or parts is None:
-                with _young_collected():
-                    known, parts = _found(self.named, self._of_workers, private)
+            with seeded(self._generators.values()):
+                known, parts = self._known, None if self._known is None else self._known.parts_now(private)
+                if known is None or parts is None:
+                    with _young_collected():
+                        known, parts = _found(self.named, self._of_workers, private)
             self._known, self.uses_directory = known, known.uses_directory
             return parts
         except MemoryError:
@@ -104,7 +121,8 @@ class Counted:
             )
             self._known = None
             self.uses_directory = True
-            return _all_parts(self.named, private)
+            with seeded(self._generators.values()):
+                return _all_parts(self.named, private)
 
     @property
     def may_read_worker_info(self) -> bool:

@@ -40,6 +40,11 @@ _NO_GENERATORS = frozenset(
 """Types of objects that hold no generator."""
 _DATA = _NO_GENERATORS | {dict, list, tuple, set, frozenset}
 """Types of the elements of containers that hold data."""
+_OF_PYTHON = frozenset(
+    (dict, list, tuple, deque, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+    + (functools._lru_cache_wrapper,)
+)
+"""Types of objects that hold nothing beside their elements or what makes them a function."""
 
 Found = dict[str, Any]
 """Generators by the path to them, which is the same in all processes."""
@@ -63,7 +68,7 @@ def generators_of(named: Mapping[str, Any]) -> Found:
         # An object may answer for its members in a way of its own, and fail to.
         with contextlib.suppress(Exception):
             for at, (suffix, part) in enumerate(_parts_of(one)):
-                if type(part) not in _NO_GENERATORS:
+                if type(part) not in _NO_GENERATORS and id(part) not in seen:
                     (todo if at < ELEMENTS else later).append((path + suffix, part))
     return found
 
@@ -87,12 +92,13 @@ def _parts_of(one: Any) -> Iterator[tuple[str, Any]]:
         yield from ((".__self__", one.__self__), (".__func__", one.__func__))
     elif kind is types.BuiltinFunctionType:
         yield ".__self__", one.__self__
+    elif kind is functools._lru_cache_wrapper:
+        yield ".__wrapped__", one.__wrapped__
     elif kind is functools.partial:
         yield from ((".func", one.func), (".args", one.args), (".keywords", one.keywords))
     elif issubclass(kind, type):
         yield from _parts_of_class(one)
-        return
-    if issubclass(kind, types.ModuleType):
+    if kind in _OF_PYTHON or issubclass(kind, (type, types.ModuleType)):
         return
     with contextlib.suppress(AttributeError):
         # Not by `vars`, which would ask the object. Sorted, since equal objects may have set them in any order.
@@ -116,6 +122,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
         with contextlib.suppress(ValueError):
             yield f".{name}", cell.cell_contents
     yield from ((".__defaults__", function.__defaults__), (".__kwdefaults__", function.__kwdefaults__))
+    yield from ((f".{name}", function.__dict__[name]) for name in sorted(function.__dict__))
     scope = function.__globals__
     if not is_users(scope.get("__name__")):
         return
