@@ -17,6 +17,8 @@ use crate::fault::ShardFault;
 
 /// Size of a block. Headers are one block, and data end with zeros up to the next block.
 pub(crate) const BLOCK: u64 = 512;
+/// Size of a record. An archive without members has one, of zeros.
+const RECORD: u64 = 20 * BLOCK;
 /// Most bytes of a long name or a pax header. Real ones have less than a hundredth of this.
 const MOST_EXTENSION: u64 = 1 << 20;
 /// Byte of the header of a sparse file that says whether its map goes on in the next block, and that byte in such a block.
@@ -178,9 +180,9 @@ impl MemberScan {
         if self.next.is_announced() {
             return Err(self.cut_off("the file that its last header announces"));
         }
-        if self.at == 0 {
-            let what = "it has no members, so it is no shard".to_owned();
-            return Err(ShardFault::new(what).with_remedy("leave it out of the list"));
+        if self.at == 0 && self.size > RECORD {
+            let what = "it begins with zeros, and is longer than an empty archive".to_owned();
+            return Err(ShardFault::new(what).with_remedy("write or upload it again"));
         }
         Ok(ScanStep::End { is_marked })
     }
