@@ -195,7 +195,9 @@ class _AsPyTorch(DataLoader[Any]):
         if loader is None:
             loader = torch_loader(self.dataset, generator=self.generator, **self._batching(self._shuffle))
         for name, value in vars(loader).items():
-            vars(self).setdefault(name, value)
+            # Lightning notes by names with two underscores with which arguments a loader was made. That is another one.
+            if not name.startswith("__"):
+                vars(self).setdefault(name, value)
         self._made_samplers = {name: vars(loader)[name] for name in ("sampler", "batch_sampler")}
 
     def _wanted_workers(self) -> int | None:
@@ -212,7 +214,9 @@ class _AsPyTorch(DataLoader[Any]):
 
     def _get_iterator(self) -> Iterator[Any]:
         iterator = super()._get_iterator()
-        return iterator if self._notes is None else _Noting(iterator, iter(self._notes))
+        # PyTorch's own loader asks the sampler itself.
+        is_noted = self._notes is None or self._torchs is not None
+        return iterator if is_noted else _Noting(iterator, iter(self._notes))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _new_loader, (), self.__getstate__()
