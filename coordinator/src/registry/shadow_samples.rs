@@ -70,9 +70,15 @@ impl Registry {
     ) -> Option<Shadow> {
         let (user, code) = runs_code(request)?;
         let process_pool = stream.config.producer.process_pool()?;
-        let comparison = process_pool.comparison(client.pid)?;
-        code.has_shadows.then(|| Shadow {
-            comparison,
+        if !code.has_shadows {
+            return None;
+        }
+        if !process_pool.has_server() {
+            // Its last one has ended, and the next one is awaited.
+            client.is_unproven.store(true, Ordering::Relaxed);
+        }
+        Some(Shadow {
+            comparison: process_pool.comparison(client.pid)?,
             ids: some_ids(request, stream.config.producer.samples()),
             dataset: user.name.clone(),
             pipeline: request.pipeline.fingerprint(),
@@ -136,6 +142,7 @@ impl Shadow {
             Ok(None) => return true,
             Err(e) => {
                 tracing::debug!(error = %e, dataset = self.dataset, "samples could not be compared");
+                client.is_unproven.store(true, Ordering::Relaxed);
                 return true;
             }
         };

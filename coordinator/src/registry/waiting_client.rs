@@ -105,6 +105,7 @@ mod tests {
             pid: 1,
             reply_queue: ReplyQueue::new(socket, &ReplyWriter::start().unwrap()).unwrap(),
             peer: Arc::new(Peer::of(socket)),
+            is_unproven: Arc::default(),
         }
     }
 

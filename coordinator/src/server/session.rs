@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use coprep_pipeline::Pipeline;
@@ -149,6 +150,7 @@ fn greet(socket: &UnixStream, replies: &ReplyWriter) -> frame::Result<Client> {
         pid,
         reply_queue,
         peer,
+        is_unproven: Arc::default(),
     })
 }
 
@@ -373,11 +375,15 @@ impl Session<'_> {
         if stream.config.producer.process_pool().is_none() {
             return Ok(None);
         }
-        let wants_shadow =
-            !wants_server && self.later_shadows.begun >= COMPARED_EVERY && self.shadow().is_some();
+        // The first comparison may still be going on when the first epoch begins.
+        let is_unproven =
+            self.later_shadows.begun > 0 && self.client.is_unproven.load(Ordering::Relaxed);
+        let is_due = is_unproven || self.later_shadows.begun >= COMPARED_EVERY;
+        let wants_shadow = !wants_server && is_due && self.shadow().is_some();
         let later = &mut self.later_shadows;
         if wants_shadow {
             (later.begun, later.is_asked) = (0, true);
+            self.client.is_unproven.store(false, Ordering::Relaxed);
         }
         later.begun += later.per_epoch;
         Ok(Some(Reply::EpochBegun {

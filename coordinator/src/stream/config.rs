@@ -1,6 +1,7 @@
 //! The properties of a stream, and the identities of its clients and consumers.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coprep_protocol::message::{Attached, CacheForm};
 use coprep_protocol::spec::{PipelineSpec, UserDataset};
@@ -77,6 +78,8 @@ pub(crate) struct Client {
     pub(crate) pid: u32,
     pub(crate) reply_queue: Arc<ReplyQueue>,
     pub(crate) peer: Arc<Peer>,
+    /// `true` if its samples should have been compared with those of its stream, and could not be.
+    pub(crate) is_unproven: Arc<AtomicBool>,
 }
 
 impl Client {

@@ -28,6 +28,10 @@ pub(crate) struct Comparison {
 }
 
 impl ProcessPool {
+    pub(crate) fn has_server(&self) -> bool {
+        self.server().is_some()
+    }
+
     /// Returns a comparison with the memory of the pool's fork server. `None` if it has none, or if that was forked from
     /// process `pid` itself.
     pub(crate) fn comparison(&self, pid: u32) -> Option<Comparison> {
