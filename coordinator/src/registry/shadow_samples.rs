@@ -73,8 +73,7 @@ impl Registry {
         if !code.has_shadows {
             return None;
         }
-        if !process_pool.has_server() {
-            // Its last one has ended, and the next one is awaited.
+        if !process_pool.has_server_within(PATIENCE) {
             client.is_unproven.store(true, Ordering::Relaxed);
         }
         Some(Shadow {

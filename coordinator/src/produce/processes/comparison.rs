@@ -28,7 +28,11 @@ pub(crate) struct Comparison {
 }
 
 impl ProcessPool {
-    pub(crate) fn has_server(&self) -> bool {
+    /// Returns `true` if the pool has a fork server. It is waited for: between epochs the next one is only just coming.
+    pub(crate) fn has_server_within(&self, patience: Duration) -> bool {
+        if self.server().is_none() {
+            self.wait_for_server(patience);
+        }
         self.server().is_some()
     }
 
