@@ -377,10 +377,14 @@ def test_modules_are_told_apart(project: Path) -> None:
 
 
 def test_the_versions_of_packages_are_those_of_their_distributions() -> None:
+    def version_of(name: str) -> str:
+        found = importlib.metadata.distribution(name)
+        return found.version + (found.read_text("direct_url.json") or "")
+
     for package, names in importlib.metadata.packages_distributions().items():
         try:
-            version = importlib.metadata.version(package)
+            version = version_of(package)
         except importlib.metadata.PackageNotFoundError:
-            version = "\n".join(sorted({f"{name} {importlib.metadata.version(name)}" for name in names}))
+            version = "\n".join(sorted({f"{name} {version_of(name)}" for name in names}))
         assert _modules._version(package) == version, package
     assert _modules._version("no_such_package") is None
