@@ -80,19 +80,19 @@ class Counted:
     def parts(self, private: list[Private]) -> list[Part]:
         """Returns the identity of the objects in their present state."""
         if self._last is None:
-            self._has_other_generators()
+            self._find_generators()
         found: list[Private] = []
         parts = self._parts(found)
-        # A generator that was made since the last time has counted. Looking for it takes longer than all else.
-        if self._last not in (None, parts) and self._has_other_generators():
+        # The state of a generator that was made since the last time has counted. Finding it takes longer than all else.
+        if self._last not in (None, parts) and self._find_generators():
             found.clear()
             parts = self._parts(found)
         self._last = parts
         private += found
         return parts
 
-    def _has_other_generators(self) -> bool:
-        """Looks for generators, and returns whether there are other ones than before."""
+    def _find_generators(self) -> bool:
+        """Finds the generators that workers seed. Returns whether they are other ones than before."""
         # Workers seed the generators of the dataset and its transform, and these alone.
         roots = {"dataset": self._of_workers, **self.named}
         roots.pop("worker_init_fn", None)
@@ -100,12 +100,15 @@ class Counted:
         return before.keys() != self._generators.keys()
 
     def _parts(self, private: list[Private]) -> list[Part]:
+        with seeded(self._generators.values()):
+            return self._parts_by_code(private)
+
+    def _parts_by_code(self, private: list[Private]) -> list[Part]:
         try:
-            with seeded(self._generators.values()):
-                known, parts = self._known, None if self._known is None else self._known.parts_now(private)
-                if known is None or parts is None:
-                    with _young_collected():
-                        known, parts = _found(self.named, self._of_workers, private)
+            known, parts = self._known, None if self._known is None else self._known.parts_now(private)
+            if known is None or parts is None:
+                with _young_collected():
+                    known, parts = _found(self.named, self._of_workers, private)
             self._known, self.uses_directory = known, known.uses_directory
             return parts
         except MemoryError:
@@ -121,8 +124,7 @@ class Counted:
             )
             self._known = None
             self.uses_directory = True
-            with seeded(self._generators.values()):
-                return _all_parts(self.named, private)
+            return _all_parts(self.named, private)
 
     @property
     def may_read_worker_info(self) -> bool:

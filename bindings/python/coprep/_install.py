@@ -214,9 +214,10 @@ class _AsPyTorch(DataLoader[Any]):
 
     def _get_iterator(self) -> Iterator[Any]:
         iterator = super()._get_iterator()
-        # PyTorch's own loader asks the sampler itself.
-        is_noted = self._notes is None or self._torchs is not None
-        return iterator if is_noted else _Noting(iterator, iter(self._notes))
+        if self._notes is None or self._torchs is not None:
+            # PyTorch's own loader asks the sampler itself, so that it notes the ids.
+            return iterator
+        return _Noting(iterator, iter(self._notes))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _new_loader, (), self.__getstate__()

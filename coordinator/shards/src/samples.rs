@@ -136,7 +136,7 @@ impl SampleTable {
 }
 
 /// Why an archive without samples is left out.
-pub(crate) const NO_SAMPLE: &str = "no member has a name of a key, a dot and an ending";
+const NO_SAMPLE: &str = "no member has a name of a key, a dot and an ending";
 
 /// Splits a name into key and ending. Returns `None` for files that belong to no sample.
 fn split_name(name: &[u8]) -> Option<(&[u8], &[u8])> {

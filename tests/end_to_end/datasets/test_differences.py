@@ -401,13 +401,13 @@ def resolved(size: int) -> Any:
 def test_a_part_of_a_configuration_counts_by_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
     omegaconf = pytest.importorskip("omegaconf")
     monkeypatch.setenv("OWN_SIZE", "")
-    names = []
+    equal = []
     for key, value in {"lr": 7, "size": 8}.items():
         first, second = resolved(1), resolved(1)
         second._get_root()[key] = value
         datasets = [Reads(held, omegaconf.OmegaConf.to_container) for held in (first, second)]
-        names.append((key, fingerprint({"dataset": datasets[0]}) == fingerprint({"dataset": datasets[1]})))
-    assert names == [("lr", True), ("size", False)]
+        equal.append((key, fingerprint({"dataset": datasets[0]}) == fingerprint({"dataset": datasets[1]})))
+    assert equal == [("lr", True), ("size", False)]
     parts = []
     for variable in ("1", "2"):
         held = resolved(1)
