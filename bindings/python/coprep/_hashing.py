@@ -46,7 +46,7 @@ STRINGS = 1000
 LONG = 64
 """Shortest list that is not pickled element by element, if its elements are alike."""
 LOCATED = 16
-"""Most objects in a value whose paths are found."""
+"""Most private objects of a value whose paths are looked for."""
 STREAM = 2 << 30
 """Bytes of a pickle without memo above which shared objects are assumed to be repeated too often."""
 NESTED, NESTED_DEPTH = 4 << 20, 8
@@ -188,7 +188,7 @@ class Hasher:
         """Returns the digest of a value, and notes where in it an object cannot be compared."""
         digest = self.plain(value)
         for index, (obj, reason) in enumerate(self._private):
-            # Of the many files of a list, say, only the first ones are looked for.
+            # Each search may go through the whole value, which may hold thousands of them.
             self._found.append(Private(name + (path_to(obj, value) if index < LOCATED else ""), reason))
         self._private.clear()
         return digest

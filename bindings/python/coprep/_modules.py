@@ -248,7 +248,7 @@ def _is_users_file(file: str) -> bool:
 def _of_projects() -> frozenset[str]:
     """Returns the files of packages that were installed from a folder, as by ``pip install .`` (PEP 610).
 
-    Conda builds nearly all packages so, and leaves no other trace of it.
+    Packages of conda are left out, since nearly all of them were built so.
     """
     found: set[str] = set()
     for one in importlib.metadata.distributions():
