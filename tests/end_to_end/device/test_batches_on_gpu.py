@@ -23,25 +23,27 @@ if name != "uint8":
 options = dict(batch_size=batch_size, shuffle=True, seed=7, with_index=True)
 compared = 0
 
-def samples(loader):
-    # The samples of an epoch by their ids, which are on the host. The form of each batch is checked.
-    found = {}
-    for images, labels, ids in loader:
-        assert ids.device.type == "cpu" and images.dtype == getattr(torch, name), (ids.device, images.dtype)
-        if loader is device:
-            assert gpu_seam.gpu_of(labels) == 0 and images.device == labels.device
-            gpu_seam.synchronize()
-        if layout == "channels_last":
-            assert images.is_contiguous(memory_format=torch.channels_last)
-        assert images.shape[0] == len(labels) == len(ids)
-        bits = images.cpu().contiguous().flatten(1).view(torch.uint8)
-        found.update(zip(ids.tolist(), zip(labels.tolist(), bits)))
-    return found
+def note(found, batch, loader):
+    # Adds the samples of a batch by their ids, which are on the host, and checks its form.
+    images, labels, ids = batch
+    assert ids.device.type == "cpu" and images.dtype == getattr(torch, name), (ids.device, images.dtype)
+    if loader is device:
+        assert gpu_seam.gpu_of(labels) == 0 and images.device == labels.device
+        gpu_seam.synchronize()
+    if layout == "channels_last":
+        assert images.is_contiguous(memory_format=torch.channels_last)
+    assert images.shape[0] == len(labels) == len(ids)
+    bits = images.cpu().contiguous().flatten(1).view(torch.uint8)
+    found.update(zip(ids.tolist(), zip(labels.tolist(), bits)))
 
 host = coprep.DataLoader(data, **options, **form)
 with coprep.DataLoader(data, device="cuda", **options, **form) as device, host:
     for epoch in range(2):
-        ours, theirs = samples(device), samples(host)
+        ours, theirs = {}, {}
+        # In turn: from a job that does not read, the coordinator may take back what is uploaded ahead.
+        for batch, other in zip(device, host, strict=True):
+            note(ours, batch, device)
+            note(theirs, other, host)
         assert sorted(ours) == sorted(theirs) == list(range(200)), epoch
         for id, (label, bits) in ours.items():
             assert label == theirs[id][0] and torch.equal(bits, theirs[id][1]), (epoch, id)

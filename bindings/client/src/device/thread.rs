@@ -40,8 +40,8 @@ pub(super) struct UploadThread {
     device: Option<Device>,
     pool: Option<Arc<BufferPool>>,
     area: Option<Area>,
-    /// Number of the first item of the epoch.
-    first_seq: u64,
+    /// Number of the item after the last one that was taken, or after those of an epoch that was left.
+    next_seq: u64,
     /// Batches on their way. Only the first one has parts that were taken.
     batches: VecDeque<Assembly>,
     /// Items that were taken and are being copied, in the order of the copies.
@@ -119,7 +119,7 @@ impl UploadThread {
             device: None,
             pool: None,
             area: None,
-            first_seq: 0,
+            next_seq: 0,
             batches: VecDeque::new(),
             copying: VecDeque::new(),
             waiting: None,
@@ -167,7 +167,7 @@ impl UploadThread {
             Command::Take(taken) => self.waiting = Some(taken),
             Command::Discard(first_seq) => {
                 self.forget_all();
-                self.first_seq = first_seq;
+                self.next_seq = first_seq;
             }
             Command::Settle(answer) => {
                 self.forget_all();
@@ -214,7 +214,7 @@ impl UploadThread {
         }
         self.forget_all();
         self.area = None;
-        self.first_seq = 0;
+        self.next_seq = 0;
         let device = match self.device.take() {
             Some(device) => device,
             None => Device::open(self.gpu, &self.options)?,
@@ -309,6 +309,7 @@ impl UploadThread {
         let (Some(copy), Some(taken)) = (copy, self.waiting.take()) else {
             return;
         };
+        self.next_seq = taken.seq + 1;
         if let Some(area) = &mut self.area {
             area.forget_rings_before(taken.item.pool);
         }
@@ -351,20 +352,23 @@ impl UploadThread {
             return Ok(());
         }
         let attachment = area.attachment.clone();
-        // The coordinator has taken back what was copied, or another thread has just taken the first item of it. Either
-        // way the next item that is taken decides.
-        let next = self.batches.iter().find_map(Assembly::next);
-        let first = attachment.receiver.peek(0).map(|(seq, _)| seq);
-        if next.zip(first).is_some_and(|(next, first)| first > next) {
-            return Ok(());
-        }
-        for ahead in 0..attachment.receiver.capacity() {
-            let Some((seq, item)) = attachment.receiver.peek(ahead) else {
+        let untaken = self.batches.iter().find_map(Assembly::next);
+        let untaken = untaken.unwrap_or(self.next_seq);
+        let last = self.batches.back().and_then(Assembly::last);
+        let mut wanted = last.map_or(self.next_seq, |last| last + 1);
+        loop {
+            // The coordinator has taken back what was copied, or the user's thread has just taken the first item of it.
+            // Either way the next item that is taken decides.
+            let first = attachment.receiver.peek(0).map(|(seq, _)| seq);
+            let Some(first) = first.filter(|&first| first <= untaken) else {
                 return Ok(());
             };
-            let last = self.batches.back().and_then(Assembly::last);
-            let is_part = item.kind() == Some(ItemKind::Part);
-            if !is_part || seq < self.first_seq || last.is_some_and(|last| seq <= last) {
+            let next = attachment.receiver.peek((wanted - first) as usize);
+            let Some((seq, item)) = next.filter(|&(seq, _)| seq == wanted) else {
+                return Ok(());
+            };
+            wanted += 1;
+            if item.kind() != Some(ItemKind::Part) {
                 continue;
             }
             let is_full = self.batches.len() >= AHEAD && !self.is_next_further_part();
@@ -377,7 +381,6 @@ impl UploadThread {
                 return Ok(());
             }
         }
-        Ok(())
     }
 
     /// Returns `true` if the last batch lacks parts.
