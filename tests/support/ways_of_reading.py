@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import argparse
+import asyncio
 import collections
 import concurrent.futures
 import contextlib
@@ -234,6 +235,16 @@ def private_name(data: Any) -> Any:
     return data.read_private()
 
 
+@exactly
+def private_function(data: Any) -> Any:
+    return data.read_by_a_private_function()
+
+
+@exactly
+def private_global(data: Any) -> Any:
+    return data.read_a_private_global()
+
+
 @whole
 def weak_reference(data: Any) -> Any:
     return data.reference().size
@@ -255,6 +266,27 @@ def counted_helper() -> None:
 
 counted_helper.size = 4
 counted_helper.lr = 1
+
+
+@functools.cache
+def remembered_options() -> Any:
+    return options_of(4, 1)
+
+
+@exactly
+def options_that_a_function_remembers(data: Any) -> Any:
+    return remembered_options().size
+
+
+@functools.lru_cache
+class Remembered:
+    def __init__(self) -> None:
+        self.size, self.lr = 4, 1
+
+
+@exactly
+def instance_that_a_class_remembers(data: Any) -> Any:
+    return Remembered().size
 
 
 @whole
@@ -1045,6 +1077,28 @@ def second_closure_of_a_factory(data: Any) -> Any:
     for step in data.factors:
         value = step(value)
     return value
+
+
+@exactly
+def attribute_of_a_method(data: Any) -> Any:
+    return data.read_with_options.options.size
+
+
+@whole
+def length_of_what_is_reversed(data: Any) -> Any:
+    return list(reversed(data.counted))
+
+
+@exactly
+def key_of_what_is_deleted(data: Any) -> Any:
+    numbers = {4: 1, 5: 2, 0: 3}
+    del numbers[data.options.size], numbers[0]
+    return list(numbers)
+
+
+@exactly
+def entered_by_async_code(data: Any) -> Any:
+    return asyncio.run(data.read_asynchronously())
 
 
 @exactly
@@ -2111,6 +2165,28 @@ class Slotted:
         self.lr = lr
 
 
+class Counted:
+    def __init__(self, size: int, lr: int) -> None:
+        self.size, self.lr = size, lr
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class AsyncEntered:
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    async def __aenter__(self) -> Any:
+        return self.options
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+
 class Samples(Base):
     """A dataset whose samples are what one way reads."""
 
@@ -2153,6 +2229,7 @@ class Samples(Base):
         self.optional_record = Record(size if size > 4 else None, lr)  # type: ignore[arg-type]
         self.plain = Plain(size, lr)
         self.description = {"size": size}
+        self.counted = Counted(size, lr)
         self.waiting = collections.deque(range(size - 4))
         self.made_if_absent = collections.defaultdict(lambda: OPTIONS.size)
         self.pattern = re.compile("a" * size)
@@ -2178,6 +2255,27 @@ class Samples(Base):
 
     def read_private(self) -> Any:
         return self.__private.size
+
+    def read_with_options(self) -> None:
+        """Has options as an attribute."""
+
+    async def read_asynchronously(self) -> Any:
+        async with AsyncEntered(self.options) as options:
+            return options.size
+
+    def read_by_a_private_function(self) -> Any:
+        def __read() -> Any:
+            return self.options.size
+
+        return __read()
+
+    def read_a_private_global(self) -> Any:
+        global __kept
+        __kept = self.options
+        return self.read_what_is_kept()
+
+    def read_what_is_kept(self) -> Any:
+        return __kept.size
 
     def read_size(self) -> Any:
         return self.options.size
@@ -2235,13 +2333,14 @@ def dataset_of(way: Way, size: int, lr: int) -> Samples:
     """Returns a new dataset of one way, and gives all options, also global ones, these values."""
     global SIZE, LR
     SIZE, LR = size, lr
-    for options in (OPTIONS, OPTIONS.sub, Config, SINGLETON, FOUND, counted_helper):
+    for options in (OPTIONS, OPTIONS.sub, Config, SINGLETON, FOUND, counted_helper, remembered_options(), Remembered()):
         options.size, options.lr = size, lr
     SETTINGS.update(size=size, lr=lr)
     Small.train_size = size
     NUMBER.set(size)
     os.environ[ENVIRONMENT] = str(size)
     logging.getLogger(__name__).options = OPTIONS
+    Samples.read_with_options.options = options_of(size, lr)  # type: ignore[attr-defined]
     TABLE.clear()
     globals().pop("TEMPORARY", None)
     Caching.loaded = None

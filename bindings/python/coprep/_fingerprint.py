@@ -28,8 +28,7 @@ from coprep._names import main_name, path_in
 from coprep._patches import Patches
 from coprep._private import Private
 from coprep._reach import Bounds, Evaluation, Read, reach
-from coprep._reach.memory import is_followed_code, is_plain, is_seeded, seeded
-from coprep._reach.understood import ENVIRONMENT
+from coprep._reach.memory import ENVIRONMENT, is_followed_code, is_plain, is_seeded, seeded
 from coprep._switches import switches, switches_of
 from coprep._told import Described
 

@@ -175,6 +175,8 @@ class Hasher:
         self._digests: dict[int, bytes] = {}  # digests that are the same wherever the object is met
         self._entered: dict[int, Any] = {}
         """Functions whose defaults and closures are hashed already, by their id. They may hold each other."""
+        self._met: dict[int, tuple[int, Any]] = {}
+        """Functions that a factory may have made, numbered as they are met, by their id."""
         self._unlike: dict[int, Any] = {}
         """Long lists that have to be pickled element by element, by their id."""
         self._depth = 0
@@ -199,15 +201,16 @@ class Hasher:
 
     def plain(self, value: Any) -> bytes:
         """Returns the digest of a value."""
-        told, entered = len(self._private), len(self._entered)
+        told, known = len(self._private), [(noted, len(noted)) for noted in (self._entered, self._met)]
         last: Exception | None = None
         for pickler, fast in _ATTEMPTS:
             if last is not None:
                 if fast and _needs_memo(last):
                     continue
                 del self._private[told:]
-                while len(self._entered) > entered:
-                    self._entered.popitem()
+                for noted, count in known:
+                    while len(noted) > count:
+                        noted.popitem()
             self._depth += 1
             try:
                 return self._pickle(value, pickler, fast)
@@ -476,6 +479,9 @@ class Hasher:
             self.functions[f"{main_name(str(module))}:{name}"] = code
             cells = [contents(cell) for cell in code.__closure__ or ()]
             does += self.plain((code.__defaults__, code.__kwdefaults__, cells))
+        # A factory's functions differ in what counts elsewhere. Those in a set have no order.
+        if type(code) is types.FunctionType and (code.__closure__ or code.__defaults__) and not self._open:
+            does += b"%d" % self._met.setdefault(id(code), (len(self._met), code))[0]
         digest = b"r" + _hash(f"{main_name(str(module))}:{name}".encode(), does)
         return self._remember(code, digest) if isinstance(code, type) else digest
 

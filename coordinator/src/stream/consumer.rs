@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use coprep_protocol::id_set;
@@ -149,6 +150,8 @@ pub(crate) struct Consumer {
     pub(super) was_asked_for_server: bool,
     /// `true` if it cannot give a fork server.
     pub(super) gives_no_server: bool,
+    /// [`Client::is_unproven`](crate::stream::Client::is_unproven) of its client.
+    pub(super) is_unproven: Arc<AtomicBool>,
 }
 
 /// The actions of a consumer since the last call.
@@ -197,6 +200,7 @@ impl Consumer {
             is_persistent: false,
             was_asked_for_server: false,
             gives_no_server: false,
+            is_unproven: Arc::default(),
         }
     }
 
@@ -747,7 +751,7 @@ fn notice(kind: ItemKind, epoch: u64, tag: u64) -> Item {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::Ordering;
 
     use coprep_protocol::gpu_batch::GpuBatchLayout;
     use coprep_protocol::spec::{Dtype, Field};

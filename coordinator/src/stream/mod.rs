@@ -187,6 +187,7 @@ impl Stream {
         let (sender, bell, descriptors) = self.hand_over(request).map_err(from_lower)?;
         let mut consumer = Consumer::new(client.pid, client.reply_queue.clone(), sender, bell);
         consumer.is_persistent = request.code.as_ref().is_some_and(|c| c.is_persistent);
+        consumer.is_unproven = client.is_unproven.clone();
         self.serve_when_it_has_read(client);
         let mut engine = self.engine();
         // This is checked under the lock under which a stream is closed. The thread that breaks a stream off holds it,

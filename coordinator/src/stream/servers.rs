@@ -8,6 +8,7 @@
 //! no job iterates an epoch, as PyTorch's workers do.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::connection::reply_queue::ReplyQueue;
@@ -46,6 +47,12 @@ impl Stream {
         let mut engine = self.engine();
         if let Some(consumer) = engine.consumer(rank_id) {
             consumer.was_asked_for_server = false;
+            // It came while the stream had no fork server. The others are compared with it instead.
+            let pid = consumer.pid;
+            if consumer.is_unproven.swap(false, Ordering::Relaxed) {
+                let others = engine.consumers().filter(|consumer| consumer.pid != pid);
+                others.for_each(|consumer| consumer.is_unproven.store(true, Ordering::Relaxed));
+            }
         }
         drop(engine);
         if let Some(process_pool) = self.process_pool() {

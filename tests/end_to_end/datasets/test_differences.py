@@ -230,6 +230,12 @@ def parsed() -> Any:
     return parser.parse_known_args()[0].size
 
 
+def settings_of_environment(option: int) -> Any:
+    base = pytest.importorskip("pydantic_settings").BaseSettings
+    os.environ["OWN_FOLDER"] = f"/data/{option}"
+    return type("Settings", (base,), {"__module__": __name__, "__annotations__": {"own_folder": str}})
+
+
 Case = tuple[Callable[[int], Any], Callable[[Any], Any]]
 
 
@@ -250,6 +256,10 @@ CASES: dict[str, Case] = {
         all_of,
     ),
     "order of closures": (lambda n: [adding(n), adding(3 - n)], lambda held: (held[0](3), held[1](3))),
+    "closures that come again": (
+        lambda n: (lambda once, twice: [once, twice, (once, twice)[n - 1]])(adding(1), adding(2)),
+        lambda held: functools.reduce(lambda x, function: function(x), held, 3),
+    ),
     "methods of one object": (
         lambda n: (lambda s: [s.up, s.down] if n == 1 else [s.down, s.up])(Scale(2)),
         lambda held: (held[0](3), held[1](3)),
@@ -302,6 +312,15 @@ CASES: dict[str, Case] = {
         two(datetime.date(2026, 1, 2), datetime.date(2026, 3, 2)),
         lambda held: [getattr(held, name) for name in ("year", "month", "day")],
     ),
+    "a computed column": (
+        lambda n: pytest.importorskip("pandas").DataFrame({"a": [1, 2], "b": [n, 4]}),
+        lambda held: float(getattr(held, "B".lower()).mean()),
+    ),
+    "defaults of a pydantic model": (
+        lambda n: pytest.importorskip("pydantic").create_model("Options", __module__=__name__, size=(int, n)),
+        lambda held: held().size,
+    ),
+    "settings of the environment": (settings_of_environment, lambda held: held().own_folder),
     "a slotted object of a thread": (
         lambda n: with_attribute(threading.local(), own=with_attribute(Slotted(), size=n)),
         lambda held: held.own.size,

@@ -503,6 +503,50 @@ def test_samples_are_compared_again_now_and_then(job: Start) -> None:
     assert second.goes_on()["stream"] != first.stream
 
 
+def test_a_job_that_could_not_be_compared_is_compared_in_its_next_epoch(job: Start) -> None:
+    ends_once = """
+        class D(Data):
+            def value(self, i):
+                if self.hidden.option == 2 and not os.path.exists("has_ended"):
+                    open("has_ended", "w").close()
+                    os._exit(1)
+                time.sleep(0.005)
+                return self.hidden.option
+        data, EPOCHS = D(hidden=Hidden(option=OPTION)), 8
+    """
+    first, second = job(ends_once, 1), job(ends_once, 2)
+    assert first.stream == second.stream
+    assert second.goes_on()["stream"] != first.stream
+
+
+def test_a_job_that_comes_between_epochs_is_compared_with_those_that_were_there(job: Start) -> None:
+    """The stream has no fork server then, and the job that comes gives the next one."""
+    pausing = """
+        class D(Data):
+            def value(self, i):
+                time.sleep(0.005)
+                return self.hidden.option
+        data, EPOCHS = D(hidden=Hidden(option=OPTION)), 8
+        class Loader(coprep.DataLoader):
+            passes = 0
+            def __iter__(self):
+                if OPTION == 1 and self.passes == 1:
+                    print(flush=True)
+                    sys.stdin.readline()
+                self.passes += 1
+                return super().__iter__()
+        coprep.DataLoader = Loader
+    """
+    first = job(pausing, 1)
+    assert first.process.stdin is not None and first.process.stdout is not None
+    first.process.stdin.write("\n")
+    first.process.stdin.flush()
+    assert first.process.stdout.readline() == "\n"
+    second = job(pausing, 2)
+    assert second.stream == first.stream
+    assert first.goes_on()["stream"] != second.stream
+
+
 def test_shadow_samples_can_be_turned_off(job: Start) -> None:
     first = job(MISSES["an attribute"], 1)
     second = job(MISSES["an attribute"], 2, COPREP_SHADOW="0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from coprep._modules import is_users
@@ -24,6 +25,8 @@ _SWITCHES = frozenset(("get_threshold", "set_threshold", "enable", "disable", "i
 """Functions of ``gc`` that do not."""
 _TRANSPARENT = ("contextlib", "torch.utils._contextlib")
 """Modules whose decorators call the function that they wrap with the same arguments."""
+_FIELDS = frozenset(("__pydantic_fields__", "__fields__", "__struct_defaults__"))
+"""Members of classes of pydantic and msgspec, with the defaults that their constructors use."""
 
 Arguments = list[Values]
 Named = dict[str, Values]
@@ -115,9 +118,13 @@ class Calls:
             # A hook may be added later.
             self._run.count(f"{path}.forward", "presence", True, (memory.calls_forward, obj))
             return self.call(self._run.objects.attribute(function.bit, "forward"), arguments, named, star)
-        inner_code = memory.wrapped(obj) if memory.library_of(obj) == "functools" else None
-        if memory.is_followed_code(inner_code):
-            return self.function(inner_code, arguments, named, star)
+        code: Any = memory.wrapped(obj) if memory.library_of(obj) == "functools" else None
+        if memory.is_followed_code(code) or memory.is_a(code, type):
+            known = memory.ABSENT if arguments or named or star else memory.remembered(obj)
+            found = 0 if known is memory.ABSENT else self._run.read(known, f"{path}()", (memory.remembered, obj))
+            run: Callable[[Any, Arguments, Named, Values], Values]
+            run = self.function if memory.is_followed_code(code) else self.instance
+            return found | run(code, arguments, named, star)
         module = getattr(obj, "__module__", None)
         if memory.is_compiled(obj) and not is_users(module):
             self._run.note(module)
@@ -160,6 +167,9 @@ class Calls:
                 self._run.whole.escape(self._run.objects.attribute(self._run.imported("sys"), "argv"), why)
             return self._run.whole.escape_arguments(arguments, named, star, why)
         self._run.watch(cls)
+        for base in cls.__mro__:
+            if not memory.is_users_class(base):
+                self._run.note(base.__module__)
         made: Values = self._run.table.one(Made, cls).bit
         creator = memory.method_of(type(cls), "__call__")
         if creator is not None:
@@ -177,6 +187,9 @@ class Calls:
                 made |= given if name == "__new__" else 0
         if not is_followed:
             self._run.whole.escape_arguments(arguments, named, star, why)
+            for name in sorted(_FIELDS & cls.__dict__.keys()):
+                again = (memory.class_member, cls, name)
+                self._run.whole.escape(self._run.read(cls.__dict__[name], f"{cls.__qualname__}.{name}", again), why)
         return made
 
     def function(self, function: Any, arguments: Arguments, named: Named | None = None, star: Values = 0) -> Values:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import sys
 import types
 from collections import Counter, defaultdict
@@ -222,6 +223,8 @@ class Evaluation:
     def note(self, module: Any) -> None:
         if isinstance(module, str) and module not in MAINS:
             self.modules[module] = None
+            if not memory.READ_ENVIRONMENT.isdisjoint((module, module.partition(".")[0])):
+                self.whole.escape(self.live(os.environ, memory.ENVIRONMENT), f"{module} reads it")
 
     def put(self, holder: Value, name: str, values: Values) -> None:
         """Stores values in an attribute, or in a container under ``ITEMS``."""

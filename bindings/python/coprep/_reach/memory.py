@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import enum
 import functools
+import gc
 import io
 import itertools
 import logging
@@ -49,6 +50,13 @@ FRAMES = (
     types.CoroutineType,
 )
 """Types of what leads to a function's frame, and so by its callers to the whole program."""
+ENVIRONMENT = "environment"
+"""The path of the environment."""
+READ_ENVIRONMENT = frozenset(
+    ("pydantic_settings", "pydantic.env_settings", "environs", "decouple", "dotenv", "dynaconf")
+)
+"""Libraries whose objects and functions take their values from the environment."""
+_REMEMBERS = type(functools.lru_cache(abs))
 _CONFIGURATIONS = frozenset(("omegaconf", "yacs", "easydict", "ml_collections", "addict", "mmengine", "munch", "box"))
 """Libraries of configurations, whose objects are read member by member by their own code."""
 _MAPPINGS = ("DictConfig", "ConfigDict")
@@ -190,6 +198,20 @@ def keys_of(mapping: Any) -> list[Any]:
 def wrapped(obj: Any) -> Any:
     """Returns the function that another one stands for, as ``functools.wraps`` notes it."""
     return members_of(obj).get("__wrapped__")
+
+
+def remembered(function: Any) -> Any:
+    """Returns what a function of ``functools.lru_cache`` remembers of a call without arguments, or ``ABSENT``.
+
+    The program may have changed it since, as in ``options().size = 3``.
+    """
+    if type(function) is not _REMEMBERS or not any(
+        type(part) is dict and () in part for part in gc.get_referents(function)
+    ):
+        return ABSENT
+    # Its code does not run.
+    value = function()
+    return ABSENT if type(value) in _FLAT else value
 
 
 def is_followed_code(function: Any) -> bool:

@@ -35,6 +35,9 @@ _OF_CONTAINERS = {name for kind in (list, dict, tuple, set, str, types.Generator
 _OF_CONTAINERS |= {"appendleft", "popleft", "extendleft", "rotate", "move_to_end", "elements", "most_common"}
 
 
+_ITERATED = ("__next__", "__anext__", "__iter__", "__aiter__")
+
+
 class Objects:
     """Reads and stores members of values."""
 
@@ -67,7 +70,7 @@ class Objects:
                 found |= value.first
             else:
                 if isinstance(value, Bound):
-                    self._run.whole.escape(value.first | value.function.bit, f".{name} of a method")
+                    found |= self.attribute(value.function.bit, name)
                 self._run.whole.escape(value.bit, f".{name} of a function")
         return found or UNKNOWN
 
@@ -154,7 +157,7 @@ class Objects:
             return stored | self._run_if_missing(fallback, live, name)
         if memory.is_mapping(obj) and name in memory.keys_of(obj):
             return stored | self._run.read(memory.item(obj, name), at, (memory.item, obj, name))
-        if memory.in_class(kind, "__getattr__") is not None and not memory.is_configuration(kind):
+        if _is_asked_further(kind):
             self._run.whole.escape(live.bit, f"{kind.__name__}.__getattr__, of a library")
         if not stored:
             self._run.count(at, "value", ABSENT, (memory.attribute, obj, kind, name))
@@ -377,7 +380,7 @@ class Objects:
                 found |= self._run.read(one, f"{value.path}[{index}]", (memory.element, obj, index))
             return found
         held = memory.members_of(obj)
-        if not held:
+        if not held or _is_asked_further(type(obj)):
             self._run.whole.escape(value.bit, why)
         found |= self._run.all_stored(value)
         if memory.is_users_class(type(obj)):
@@ -392,7 +395,7 @@ class Objects:
         for value in self._run.table.each(values):
             obj = _object(value)
             cls = self._run.class_of(value)
-            if any(memory.method_of(cls, name) is not None for name in ("__iter__", "__next__")):
+            if any(memory.method_of(cls, name) is not None for name in _ITERATED):
                 found |= self._iterated(value, why)
             elif isinstance(value, Box) or memory.is_sequence(obj):
                 found |= self.members(value, why)
@@ -413,14 +416,17 @@ class Objects:
 
     def _iterated(self, value: Value, why: str) -> Values:
         cls = self._run.class_of(value)
-        following, iterator, getter = (memory.method_of(cls, name) for name in ("__next__", "__iter__", "__getitem__"))
+        methods = {name: memory.method_of(cls, name) for name in (*_ITERATED, "__getitem__")}
         found: Values = 0
-        if following is not None:
-            found |= self._run.calls.function(following, [value.bit])
-        if iterator is not None:
-            found |= self.elements(self._run.calls.function(iterator, [value.bit]) & ~value.bit, why)
-        elif getter is not None:
-            found |= self._run.calls.function(getter, [value.bit, UNKNOWN])
+        for name, method in methods.items():
+            if method is None:
+                continue
+            if name in ("__iter__", "__aiter__"):
+                found |= self.elements(self._run.calls.function(method, [value.bit]) & ~value.bit, why)
+            elif name != "__getitem__":
+                found |= self._run.calls.function(method, [value.bit])
+            elif methods["__iter__"] is None:
+                found |= self._run.calls.function(method, [value.bit, UNKNOWN])
         if not found:
             self._run.whole.escape(value.bit, why)
         return found
@@ -488,3 +494,9 @@ def _path(value: Value) -> str:
 
 def _object(value: Value) -> Any:
     return value.obj if isinstance(value, Live) else None
+
+
+def _is_asked_further(cls: type) -> bool:
+    """Returns whether a library's code finds members that an object of a class does not hold, as that of a DataFrame."""
+    is_there = memory.in_class(cls, "__getattr__") is not None and memory.method_of(cls, "__getattr__") is None
+    return is_there and not memory.is_configuration(cls)

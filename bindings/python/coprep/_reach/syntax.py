@@ -48,7 +48,10 @@ class Syntax:
     _run_Pass = _run_Break = _run_Continue = _run_Global = _run_Nonlocal = _run_nothing
 
     def _run_Delete(self, node: ast.Delete, frame: Frame) -> None:
-        for target in node.targets:
+        targets = list(node.targets)
+        for target in targets:
+            if isinstance(target, (ast.Tuple, ast.List)):
+                targets += target.elts
             if isinstance(target, (ast.Attribute, ast.Subscript)):
                 self._run.whole.escape(self.value(target.value, frame), "a member of it is deleted")
             if isinstance(target, ast.Subscript):
@@ -87,14 +90,15 @@ class Syntax:
     _run_While = _run_If
 
     def _run_With(self, node: ast.With | ast.AsyncWith, frame: Frame) -> None:
+        enter, leave = ("__aenter__", "__aexit__") if isinstance(node, ast.AsyncWith) else ("__enter__", "__exit__")
         for managed in node.items:
             entered: Values = UNKNOWN
             for value in self._run.table.each(self.value(managed.context_expr, frame)):
                 if isinstance(value, Box):
                     entered |= self._run.stored(value, ITEMS)
                 elif isinstance(value, (Live, Made)):
-                    entered |= self._run.calls.call(self._run.objects.attribute(value.bit, "__enter__"), [], {})
-                    self._run.calls.call(self._run.objects.attribute(value.bit, "__exit__"), [UNKNOWN] * 3, {})
+                    entered |= self._run.calls.call(self._run.objects.attribute(value.bit, enter), [], {})
+                    self._run.calls.call(self._run.objects.attribute(value.bit, leave), [UNKNOWN] * 3, {})
             if managed.optional_vars is not None:
                 self._assign(managed.optional_vars, None, entered, frame)
         self.block(node.body, frame)

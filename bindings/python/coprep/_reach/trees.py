@@ -98,13 +98,14 @@ def _parse(name: str, text: str, version: tuple[float | None, int]) -> _File:
         codes = [compile(tree, name, "exec", dont_inherit=True)]
     except (SyntaxError, ValueError, RecursionError):
         return file
-    if _PRIVATE_NAME.search(text):
-        _mangle(tree, None)
     for node in ast.walk(tree):
         if isinstance(node, Function):
             decorators = getattr(node, "decorator_list", [])
             line = min([node.lineno, *(decorator.lineno for decorator in decorators)])
             file.functions[line, getattr(node, "name", "<lambda>")].append(node)
+    # A code object has the name of the source.
+    if _PRIVATE_NAME.search(text):
+        _mangle(tree, None)
     for code in codes:
         file.codes[code.co_firstlineno, code.co_name].append(code)
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
@@ -113,11 +114,17 @@ def _parse(name: str, text: str, version: tuple[float | None, int]) -> _File:
 
 def _mangle(node: ast.AST, cls: str | None) -> None:
     """Gives private names of a class the form that they have in memory: the compiler does so after the tree is made."""
-    if cls is not None and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.alias)):
-        for field in ("id", "attr", "name", "arg", "rest"):
-            name = getattr(node, field, None)
-            if isinstance(name, str) and name.startswith("__") and not name.endswith("__"):
-                setattr(node, field, f"_{cls.lstrip('_')}{name}")
     inner = node.name if isinstance(node, ast.ClassDef) else cls
+    if cls is not None:
+        for field in ("id", "attr", "name", "asname", "arg", "rest"):
+            if isinstance(name := getattr(node, field, None), str):
+                setattr(node, field, _private(name, cls))
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            node.names = [_private(name, cls) for name in node.names]
     for child in ast.iter_child_nodes(node):
         _mangle(child, inner)
+
+
+def _private(name: str, cls: str) -> str:
+    is_private = name.startswith("__") and not name.endswith("__") and "." not in name
+    return f"_{cls.lstrip('_')}{name}" if is_private else name

@@ -106,6 +106,15 @@ def _container(run: Evaluation, arguments: Arguments, named: Named, star: Values
     return run.box((run.node, "container"), held | (inner if held & ~UNKNOWN else 0))
 
 
+def _reversed(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
+    found = _container(run, arguments, named, star)
+    for value in run.table.each(_union(*arguments, star)):
+        for name in ("__reversed__", "__len__"):
+            method = memory.method_of(run.class_of(value), name)
+            found |= 0 if method is None else run.calls.function(method, [value.bit])
+    return found
+
+
 def _elements(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
     """``next``: an element of a container, or one of several arguments."""
     return _union(star, *(run.objects.elements(values) | values for values in arguments))
@@ -202,14 +211,14 @@ def _execute(run: Evaluation, arguments: Arguments, named: Named, star: Values) 
 
 
 def _getenv(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
-    return run.objects.subscript(run.live(os.environ, ENVIRONMENT), _union(*arguments[:1], star)) | _union(
+    return run.objects.subscript(run.live(os.environ, memory.ENVIRONMENT), _union(*arguments[:1], star)) | _union(
         *arguments[1:]
     )
 
 
 def _expanded(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
     """``os.path.expandvars``: any variable may be named."""
-    run.whole.escape(run.live(os.environ, ENVIRONMENT), "given to os.path")
+    run.whole.escape(run.live(os.environ, memory.ENVIRONMENT), "given to os.path")
     return run.whole.escape_arguments(arguments, named, star, "given to os.path")
 
 
@@ -222,8 +231,6 @@ def _delattr(run: Evaluation, arguments: Arguments, named: Named, star: Values) 
     return run.whole.escape_arguments(arguments, named, star, "a member of it is deleted")
 
 
-ENVIRONMENT = "environment"
-"""The path of the environment."""
 _FUNCTIONS: dict[Understood, tuple[Any, ...]] = {
     _getattr: (getattr,),
     _hasattr: (hasattr,),
@@ -232,7 +239,8 @@ _FUNCTIONS: dict[Understood, tuple[Any, ...]] = {
     _isinstance: (isinstance, issubclass),
     _nothing: (id, callable, object),
     _len: (len,),
-    _container: (list, tuple, reversed, iter, enumerate, zip),
+    _container: (list, tuple, iter, enumerate, zip),
+    _reversed: (reversed,),
     _elements: (next,),
     _ordered: (set, frozenset, sorted),
     _reduced: (min, max, sum, any, all),
