@@ -497,6 +497,6 @@ def _object(value: Value) -> Any:
 
 
 def _is_asked_further(cls: type) -> bool:
-    """Returns whether a library's code finds members that an object of a class does not hold, as that of a DataFrame."""
+    """Returns whether a library's code finds members that objects of a class do not hold, as a DataFrame does."""
     is_there = memory.in_class(cls, "__getattr__") is not None and memory.method_of(cls, "__getattr__") is None
     return is_there and not memory.is_configuration(cls)
