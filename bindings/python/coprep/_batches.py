@@ -7,7 +7,7 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -222,8 +222,11 @@ def _blobs(array: _coprep.Array, *, all_rows: bool) -> list[memoryview | None]:
     return blobs
 
 
-NOTHING = object()
-"""Stands for a batch whose samples were all skipped."""
+class Nothing(NamedTuple):
+    """Stands for a batch whose samples were all skipped."""
+
+    error: Exception
+    """The last one."""
 
 
 class InJob:
@@ -258,6 +261,7 @@ class InJob:
         seeder = self._seeder_of(program)
         made: list[Any] = []
         kept: list[int] = []
+        failed: Exception | None = None
         keys = [
             (seed, sample, self._kept_visit(visit))
             for sample, visit in zip(index.tolist(), visits.tolist(), strict=True)
@@ -277,9 +281,10 @@ class InJob:
             except Exception as error:
                 if not self._skip_errors:
                     raise
+                failed = error
                 self._skip(self._samples.positions.of(sample), error)
-        if not made:
-            return NOTHING
+        if failed is not None and not made:
+            return Nothing(failed)
         return self._samples.collate_here(made, index[kept])
 
     def _skip(self, sample: int, error: Exception) -> None:

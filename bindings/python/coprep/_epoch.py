@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from coprep import _coprep
-from coprep._batches import NOTHING, Make, users_exception
+from coprep._batches import Make, Nothing, users_exception
 from coprep._errors import DatasetChanged, SampleError
 from coprep._folds import Positions
 
@@ -49,6 +49,9 @@ class Epoch(Iterator[Any]):
         self._failed = failed
         self._positions = positions
         self._failures = 0
+        self._skipped: Exception | None = None
+        """The error because of which all batches so far are empty."""
+        self._is_empty = True
         self._over = False
 
     def __len__(self) -> int:
@@ -95,9 +98,14 @@ class Epoch(Iterator[Any]):
             if arrays is None:
                 break
             batch = self._make(arrays, self._native)
-            if batch is not NOTHING:
-                return batch if self._pin is None else self._pin(batch)
+            if isinstance(batch, Nothing):
+                self._skipped = batch.error
+                continue
+            self._is_empty = False
+            return batch if self._pin is None else self._pin(batch)
         self._over = True
+        if self._is_empty and self._skipped is not None:
+            raise self._skipped
         raise StopIteration
 
     def _fail(self, error: SampleError) -> NoReturn:

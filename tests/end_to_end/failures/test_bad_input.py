@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import coprep
 import numpy as np
@@ -98,15 +99,42 @@ def test_a_job_that_catches_the_error_gets_the_rest(socket_path: Path, tmp_path:
     assert (sorted(seen), errors) == ([i for i in range(40) if i != 5], 1)
 
 
-def test_all_samples_bad_is_an_error_not_a_hang(socket_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_all_samples_bad_is_an_error_not_a_hang(socket_path: Path, tmp_path: Path, on_error: str) -> None:
     folder = make_folder(tmp_path / "photos", 20)
     for file in folder.rglob("*.jpg"):
         file.write_bytes(b"no")
     data = coprep.ImageFolder(folder).decode().random_resized_crop(32)
-    with coprep.DataLoader(data, batch_size=8, framework="numpy") as train, pytest.raises(coprep.SampleError):
-        next(iter(train))
-    with coprep.DataLoader(data, batch_size=8, on_error="skip", framework="numpy", timeout=20) as train:
-        assert sum(len(images) for images, _ in train) == 0
+    with coprep.DataLoader(data, batch_size=8, on_error=on_error, framework="numpy", timeout=20) as train:
+        for _ in range(3):
+            with pytest.raises(coprep.SampleError, match="not a known image format"):
+                list(train)
+
+
+class FailsFrom:
+    """A dataset whose samples fail from some moment on."""
+
+    fails = False
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, i: int) -> int:
+        if self.fails:
+            raise ValueError(f"no sample {i}")
+        return i
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_all_samples_of_a_dataset_bad_is_its_error(socket_path: Path, num_workers: int) -> None:
+    data = FailsFrom()
+    options: dict[str, Any] = {"on_error": "skip", "framework": "numpy", "num_workers": num_workers, "timeout": 20}
+    with coprep.DataLoader(data, batch_size=4, **options) as train:
+        assert sum(len(batch) for batch in train) == 8
+        data.fails = True
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no sample"):
+                list(train)
 
 
 def test_a_pixel_and_colour_modes(socket_path: Path, tmp_path: Path) -> None:

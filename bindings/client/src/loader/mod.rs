@@ -40,7 +40,7 @@ use crate::batch::Batch;
 use crate::credentials::OwnedLink;
 use crate::device::{DeviceBatch, DeviceOptions, Uploader, UserStream};
 use crate::error::{
-    ErrorKind, Result, closed, disconnected, invalid, sample_failed, timed_out, violation,
+    Error, ErrorKind, Result, closed, disconnected, invalid, sample_failed, timed_out, violation,
 };
 use crate::loader::link::{LoaderLink, PartFlags, is_skip, left_out, wants_server};
 use crate::loader::orders::SentOrders;
@@ -163,6 +163,8 @@ struct LoaderState {
     waiting: EventWait,
     /// Samples that are left out of the epochs, as reported by the coordinators.
     skipped: RoaringBitmap,
+    /// The first failure of a sample that is left out.
+    first_skipped: Option<SampleError>,
     /// Ranks that have left the job, as far as this one knows.
     departed: BTreeMap<u32, Departure>,
     /// Token of the job in which it was last given a batch, or `None` if it was given none.
@@ -183,6 +185,18 @@ impl LoaderState {
         let mut resume = self.position.resume()?;
         resume.skipped = id_set::serialize(&self.skipped);
         Some(resume)
+    }
+
+    /// Returns the error of an epoch that gave nothing, if that is because all samples of a job alone are left out.
+    fn all_skipped(&self) -> Option<Error> {
+        let attached = self.attached.as_ref()?;
+        let mut first = self.first_skipped.clone()?;
+        if self.skipped.len() < u64::from(attached.job_samples) {
+            return None;
+        }
+        first.message +=
+            "; all other samples of the job failed, too, so that none is left in their place";
+        Some(sample_failed(first))
     }
 }
 
@@ -227,6 +241,7 @@ impl Loader {
                 orders: SentOrders::default(),
                 waiting: EventWait::default(),
                 skipped: RoaringBitmap::new(),
+                first_skipped: None,
                 departed: BTreeMap::new(),
                 token: None,
                 has_begun: false,
@@ -624,6 +639,7 @@ impl Loader {
         let example = inner.link.as_mut()?.skips.example.take()?;
         let ids = std::mem::take(&mut inner.link.as_mut()?.skips.ids);
         let is_first = inner.skipped.is_empty();
+        inner.first_skipped.get_or_insert_with(|| example.clone());
         inner.skipped |= ids;
         self.lock_stats().skipped = inner.skipped.len();
         is_first.then_some(example)
@@ -650,7 +666,12 @@ impl Loader {
             }
             Some(ItemKind::EpochEnd) => {
                 link.release(seq)?;
-                Ok(inner.position.end(item.epoch)?.then_some(Event::EndOfEpoch))
+                let gave_none = self.options.attach.world_size <= 1 && inner.position.gave_none();
+                if !inner.position.end(item.epoch)? {
+                    return Ok(None);
+                }
+                let error = gave_none.then(|| inner.all_skipped()).flatten();
+                error.map_or(Ok(Some(Event::EndOfEpoch)), Err)
             }
             Some(ItemKind::Error) if is_skip(item) => {
                 link.release(seq)?;

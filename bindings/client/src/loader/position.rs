@@ -130,6 +130,11 @@ impl Position {
         self.given.is_empty() && self.failed.is_empty()
     }
 
+    /// Returns `true` if the user was given nothing of the epoch but failures.
+    pub(super) fn gave_none(&self) -> bool {
+        self.given.is_subset(&self.failed)
+    }
+
     /// Returns `true` if batches of the epoch were given since it began, and its end has not been read.
     pub(super) fn has_given(&self) -> bool {
         matches!(self.phase, Phase::Within | Phase::Complete)
