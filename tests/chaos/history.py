@@ -576,7 +576,7 @@ class History:
         if self.plan.ending == "term" or self.plan.failpoints:
             # After a signal or a panic the coordinator leaves its log, which may tell why it was slow to end or died.
             may_stay.add("s.log")
-        if any(one.pid in self.killed for one in self.processes):
+        if any(one.pid in self.killed or self._may_be_killed(one.status) for one in self.processes):
             # A job leaves this file if it is killed while it starts a coordinator. The next job that starts one
             # removes the file.
             may_stay.add("s.starting")

@@ -1080,6 +1080,23 @@ def second_closure_of_a_factory(data: Any) -> Any:
 
 
 @exactly
+def namespace_of_options(data: Any) -> Any:
+    return argparse.Namespace(**vars(data.options)).size
+
+
+@exactly
+def changed_copy_of_options(data: Any) -> Any:
+    return copied_options(data.options, lr=3, depth=data.settings["size"]).depth
+
+
+def copied_options(options: Any, **others: Any) -> Any:
+    copied = argparse.Namespace(**vars(options))
+    for name in others:
+        setattr(copied, name, others[name])
+    return copied
+
+
+@exactly
 def attribute_of_a_method(data: Any) -> Any:
     return data.read_with_options.options.size
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
 import contextvars
@@ -159,6 +160,11 @@ def is_mapping(obj: Any) -> bool:
 
 
 _SEQUENCES = (list, tuple, set, frozenset)
+
+
+def is_namespace(obj: Any) -> bool:
+    """Returns whether an object is a class whose instances hold the keywords that they were made with."""
+    return obj is argparse.Namespace or obj is types.SimpleNamespace
 
 
 def is_sequence(obj: Any) -> bool:

@@ -458,6 +458,11 @@ class Objects:
 
     # --- storing ---------------------------------------------------------------------------------------------------
 
+    def owners(self, values: Values) -> Values:
+        """Returns the objects whose `__dict__` values are, or 0 if there are others among these."""
+        owners = [self._owners.get(id(obj)) for obj in self._run.table.objects(values)]
+        return 0 if None in owners else functools.reduce(int.__or__, (one.bit for one in owners if one is not None), 0)
+
     def store(self, holder: Value, name: str, key: Values, values: Values) -> None:
         """Assigns to an attribute, or to an element if the name is ``ITEMS``."""
         if name == "__class__":

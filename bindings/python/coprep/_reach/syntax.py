@@ -442,17 +442,28 @@ class Syntax:
         arguments: Arguments = []
         named: Named = {}
         star: Values = 0
+        copied: Values = 0
         for argument in node.args:
             if isinstance(argument, ast.Starred) or star:
                 star |= self.value(argument, frame)
             else:
                 arguments.append(self.value(argument, frame))
+        makes_namespace = not arguments and all(map(memory.is_namespace, self._run.table.objects(functions)))
         for keyword in node.keywords:
-            if keyword.arg is None:
-                star |= self.spread(self.value(keyword.value, frame))
+            values = self.value(keyword.value, frame)
+            if keyword.arg is not None:
+                named[keyword.arg] = values
+            elif makes_namespace and (owners := self._run.objects.owners(values)):
+                copied |= owners
             else:
-                named[keyword.arg] = self.value(keyword.value, frame)
+                star |= self.spread(values)
         self._run.node = node
+        if copied:
+            # As in `Namespace(**vars(options))`. The copy is taken for the original.
+            for name, values in named.items():
+                for original in self._run.table.each(copied):
+                    self._run.objects.store(original, name, self._run.text(name), values)
+            return copied | (self._run.calls.call(functions, [], named, star) if star else 0)
         if not arguments and any(isinstance(one, Live) and one.obj is super for one in self._run.table.each(functions)):
             return self._super(frame)
         return self._run.calls.call(functions, arguments, named, star)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from coprep._reach import memory
 from coprep._reach.calls import Arguments, Named
-from coprep._reach.values import ITEMS, UNKNOWN, Box, Live, Method, Partial, Super, Text, Value, Values
+from coprep._reach.values import ANY, ITEMS, UNKNOWN, Box, Live, Method, Partial, Super, Text, Value, Values
 
 if TYPE_CHECKING:
     from coprep._reach.evaluation import Evaluation
@@ -56,6 +56,15 @@ def _hasattr(run: Evaluation, arguments: Arguments, named: Named, star: Values) 
 
 def _setattr(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
     names = run.table.texts(arguments[1]) if len(arguments) == 3 else None
+    if (
+        names is None
+        and len(arguments) == 3
+        and all(map(memory.is_namespace, map(type, run.table.objects(arguments[0]))))
+    ):
+        run.whole.escape(arguments[1], "used as a name")
+        for holder in run.table.each(arguments[0]):
+            run.objects.store(holder, ANY, arguments[1], arguments[2])
+        return UNKNOWN
     if names is None:
         return run.whole.escape_arguments(arguments, named, star, "given to setattr with a name that is not known")
     for holder in run.table.each(arguments[0]):

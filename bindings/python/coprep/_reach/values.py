@@ -150,6 +150,10 @@ class Table:
             yield known[lowest.bit_length() - 1]
             values ^= lowest
 
+    def objects(self, values: Values) -> list[Any]:
+        """Returns the objects in memory that a set may be, with ``None`` for each value that is none."""
+        return [value.obj if isinstance(value, Live) else None for value in self.each(values)]
+
     def known(self, kind: type[Any], *key: Any) -> Any:
         """Returns the value of a kind with this key, if it was met."""
         return self._known.get((kind, key))
