@@ -58,6 +58,7 @@ READ_ENVIRONMENT = frozenset(
 )
 """Libraries whose objects and functions take their values from the environment."""
 _REMEMBERS = type(functools.lru_cache(abs))
+"""The type of functions that remember their results."""
 _CONFIGURATIONS = frozenset(("omegaconf", "yacs", "easydict", "ml_collections", "addict", "mmengine", "munch", "box"))
 """Libraries of configurations, whose objects are read member by member by their own code."""
 _MAPPINGS = ("DictConfig", "ConfigDict")
@@ -211,9 +212,8 @@ def remembered(function: Any) -> Any:
 
     The program may have changed it since, as in ``options().size = 3``.
     """
-    if type(function) is not _REMEMBERS or not any(
-        type(part) is dict and () in part for part in gc.get_referents(function)
-    ):
+    known = gc.get_referents(function) if type(function) is _REMEMBERS else []
+    if not any(type(part) is dict and () in part for part in known):
         return ABSENT
     # Its code does not run.
     value = function()

@@ -33,9 +33,8 @@ _SLOTS = ("member_descriptor", "_tuplegetter")
 """Names of the types of what gives a member of an instance that is stored in C."""
 _OF_CONTAINERS = {name for kind in (list, dict, tuple, set, str, types.GeneratorType) for name in dir(kind)}
 _OF_CONTAINERS |= {"appendleft", "popleft", "extendleft", "rotate", "move_to_end", "elements", "most_common"}
-
-
 _ITERATED = ("__next__", "__anext__", "__iter__", "__aiter__")
+"""Methods by which an object is iterated."""
 
 
 class Objects:

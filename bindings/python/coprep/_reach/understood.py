@@ -56,11 +56,9 @@ def _hasattr(run: Evaluation, arguments: Arguments, named: Named, star: Values) 
 
 def _setattr(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
     names = run.table.texts(arguments[1]) if len(arguments) == 3 else None
-    if (
-        names is None
-        and len(arguments) == 3
-        and all(map(memory.is_namespace, map(type, run.table.objects(arguments[0]))))
-    ):
+    classes = map(type, run.table.objects(arguments[0]) if arguments else [None])
+    if names is None and len(arguments) == 3 and all(map(memory.is_namespace, classes)):
+        # Any of its attributes may be this value.
         run.whole.escape(arguments[1], "used as a name")
         for holder in run.table.each(arguments[0]):
             run.objects.store(holder, ANY, arguments[1], arguments[2])
