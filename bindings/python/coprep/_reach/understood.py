@@ -55,9 +55,10 @@ def _hasattr(run: Evaluation, arguments: Arguments, named: Named, star: Values) 
 
 
 def _setattr(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
-    names = run.table.texts(arguments[1]) if len(arguments) == 3 else None
-    classes = map(type, run.table.objects(arguments[0]) if arguments else [None])
-    if names is None and len(arguments) == 3 and all(map(memory.is_namespace, classes)):
+    if len(arguments) != 3:
+        return run.whole.escape_arguments(arguments, named, star, "given to setattr")
+    names = run.table.texts(arguments[1])
+    if names is None and all(memory.is_namespace(type(obj)) for obj in run.table.objects(arguments[0])):
         # Any of its attributes may be this value.
         run.whole.escape(arguments[1], "used as a name")
         for holder in run.table.each(arguments[0]):
