@@ -343,8 +343,9 @@ if __name__ == "__main__":
 """
 
 TRANSFORMERS = """
-import torch, transformers, coprep
+import torch, transformers, coprep, warnings
 from torch.utils.data import Dataset
+warnings.simplefilter("error", coprep.UnsharedWarning)
 
 class Data(Dataset):
     def __len__(self):

@@ -62,13 +62,16 @@ def order_of(sampler: Any, dataset: Any) -> Order | str:
     samples = len(dataset)
     data: Any = sys.modules.get("torch.utils.data")
     kind = type(sampler)
+    if kind is getattr(sys.modules.get("accelerate.data_loader"), "SeedableRandomSampler", None):
+        # Accelerate puts it in the place of each RandomSampler, with a seed that most programs never gave.
+        return _random(sampler, samples, None)
     if data is None or kind.__module__.partition(".")[0] != "torch":
         return f"{kind.__qualname__} is an order of its own"
     # The types are compared exactly, because a subclass may give another order.
     if kind is data.SequentialSampler:
         return Order(shuffle=False) if len(sampler) == samples else "it is for another dataset"
     if kind is data.RandomSampler:
-        return _random(sampler, samples)
+        return _random(sampler, samples, seed_of(sampler.generator))
     if kind is data.WeightedRandomSampler:
         return _weighted(sampler, samples)
     if kind is data.SubsetRandomSampler:
@@ -94,8 +97,7 @@ def order_of(sampler: Any, dataset: Any) -> Order | str:
     return f"{kind.__qualname__} is an order of its own"
 
 
-def _random(sampler: Any, samples: int) -> Order | str:
-    seed = seed_of(sampler.generator)
+def _random(sampler: Any, samples: int, seed: int | None) -> Order | str:
     if sampler.replacement:
         if len(sampler.data_source) != samples:
             return "it is for another dataset"
