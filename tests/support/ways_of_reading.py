@@ -1896,6 +1896,16 @@ class Deleting:
 
 
 @exactly
+def text_of_the_dataset(data: Any) -> Any:
+    return str(data)
+
+
+@exactly
+def formatted_dataset(data: Any) -> Any:
+    return f"{data} {data!r}"
+
+
+@exactly
 def formatted_option(data: Any) -> Any:
     return f"{data.options.size}"
 
@@ -2272,6 +2282,9 @@ class Samples(Base):
 
     def read_private(self) -> Any:
         return self.__private.size
+
+    def __repr__(self) -> str:
+        return f"Samples of {self.options.size}"
 
     def read_with_options(self) -> None:
         """Has options as an attribute."""

@@ -8,6 +8,7 @@ import functools
 import threading
 import types
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from coprep._modules import is_users
@@ -33,6 +34,8 @@ _SLOTS = ("member_descriptor", "_tuplegetter")
 """Names of the types of what gives a member of an instance that is stored in C."""
 _OF_CONTAINERS = {name for kind in (list, dict, tuple, set, str, types.GeneratorType) for name in dir(kind)}
 _OF_CONTAINERS |= {"appendleft", "popleft", "extendleft", "rotate", "move_to_end", "elements", "most_common"}
+TEXTS = ("__str__", "__repr__")
+"""Methods that make an object's text."""
 _ITERATED = ("__next__", "__anext__", "__iter__", "__aiter__")
 """Methods by which an object is iterated."""
 
@@ -454,6 +457,21 @@ class Objects:
             if is_a(obj, types.FunctionType) or (is_a(obj, type) and not memory.is_users_class(type(obj))):
                 values &= ~value.bit
         return values
+
+    def printed(self, values: Values, names: Sequence[str] = TEXTS) -> None:
+        """Counts what the texts of values depend on.
+
+        Args:
+            names: methods that may make such a text. The first one that a class has does so.
+        """
+        for value in self._run.table.each(self.but_code(values)):
+            cls = self._run.class_of(value)
+            has = [name for name in names if cls and memory.in_class(cls, name) is not object.__dict__[name]]
+            method = memory.method_of(cls, has[0]) if has else None
+            if method is None:
+                self._run.whole.escape(value.bit, "formatted")
+            else:
+                self._run.calls.function(method, [value.bit, UNKNOWN][: 2 if has[0] == "__format__" else 1])
 
     # --- storing ---------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from coprep._names import main_name, path_in
 from coprep._reach import memory
 from coprep._reach.frames import Frame
 from coprep._reach.memory import ABSENT
+from coprep._reach.objects import TEXTS
 from coprep._reach.values import ITEMS, UNKNOWN, Box, Closure, Live, Made, Method, Super, Text, Values
 
 if TYPE_CHECKING:
@@ -427,7 +428,8 @@ class Syntax:
         return UNKNOWN
 
     def _value_FormattedValue(self, node: ast.FormattedValue, frame: Frame) -> Values:
-        self._run.whole.escape(self._run.objects.but_code(self.value(node.value, frame)), "formatted")
+        names = {ord("s"): TEXTS, ord("r"): TEXTS[1:], ord("a"): TEXTS[1:]}.get(node.conversion, ("__format__", *TEXTS))
+        self._run.objects.printed(self.value(node.value, frame), names)
         if node.format_spec is not None:
             self.value(node.format_spec, frame)
         return UNKNOWN

@@ -123,6 +123,13 @@ def _reversed(run: Evaluation, arguments: Arguments, named: Named, star: Values)
     return found
 
 
+def _text(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
+    if len(arguments) != 1 or named or star:
+        return run.whole.escape_arguments(arguments, named, star, "given to str()")
+    run.objects.printed(arguments[0])
+    return UNKNOWN
+
+
 def _elements(run: Evaluation, arguments: Arguments, named: Named, star: Values) -> Values:
     """``next``: an element of a container, or one of several arguments."""
     return _union(star, *(run.objects.elements(values) | values for values in arguments))
@@ -249,6 +256,7 @@ _FUNCTIONS: dict[Understood, tuple[Any, ...]] = {
     _len: (len,),
     _container: (list, tuple, iter, enumerate, zip),
     _reversed: (reversed,),
+    _text: (str,),
     _elements: (next,),
     _ordered: (set, frozenset, sorted),
     _reduced: (min, max, sum, any, all),
