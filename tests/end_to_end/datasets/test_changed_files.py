@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from served import Coordinator
-from waiting import WAIT
+from waiting import WAIT, until
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -267,8 +267,8 @@ def test_the_local_disk_has_the_new_file(
     coordinator = Coordinator(socket_path, tmp_path / "log", "--storage-latency", "20ms")
     try:
         assert run(slow_folder, cache="off") == [*range(SAMPLES)]
-        (on_disk,) = coprep.status()["disk"]["caches"]
-        assert on_disk["entries"] == SAMPLES
+        # The disk is written in the background.
+        until(lambda: coprep.status()["disk"]["caches"][0]["entries"] == SAMPLES, "all files are on the disk")
         way(images(slow_folder)[5])
         with loader(slow_folder, cache="off") as train:
             check_both_epochs(train, slow_folder)
