@@ -226,7 +226,7 @@ class Nothing(NamedTuple):
     """Stands for a batch whose samples were all skipped."""
 
     error: Exception
-    """The last one."""
+    """The failure of the last of them."""
 
 
 class InJob:

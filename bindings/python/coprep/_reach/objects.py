@@ -68,11 +68,9 @@ class Objects:
                 found |= self._run.method(name, value) if name in _OF_CONTAINERS else UNKNOWN
             elif value.bit == UNKNOWN:
                 found |= UNKNOWN
-            elif isinstance(value, Bound) and name == "__self__":
-                found |= value.first
+            elif isinstance(value, Bound):
+                found |= value.first if name == "__self__" else self.attribute(value.function.bit, name)
             else:
-                if isinstance(value, Bound):
-                    found |= self.attribute(value.function.bit, name)
                 self._run.whole.escape(value.bit, f".{name} of a function")
         return found or UNKNOWN
 
